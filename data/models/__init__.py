@@ -1,0 +1,1 @@
+"""The sample models, each beside the seeded script that makes it."""

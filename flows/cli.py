@@ -1,0 +1,181 @@
+"""The command line. Each command asks a plain function for a plain answer, and prints it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from routetune.tasks.errors import RoutetuneError
+
+app = typer.Typer(
+    name="routetune",
+    help="Find the fastest acceptable build route of a model: build, check, measure, publish.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of tables.")]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", help="Folder of engines, entries and records. [env ROUTETUNE_STORE]"),
+]
+TargetArgument = Annotated[Path, typer.Argument(help="The target file (TOML).")]
+
+STALE = 3
+
+
+@app.command()
+def tune(
+    target: TargetArgument,
+    store: StoreOption = None,
+    as_json: Json = False,
+    force: Annotated[bool, typer.Option("--force", help="Tune although what is published is fresh.")] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Answer no step from the store; implies --force.")
+    ] = False,
+) -> None:
+    """Tune one target: references, builds, accuracy, timing, selection, publication.
+
+    Exit codes: 0 done or fresh, 1 failed, 2 bad input, 4 no eligible route.
+    """
+    from routetune.tasks.status import freshness_of
+    from routetune.tasks.store import open_store
+    from routetune.tasks.subject import check_inputs, open_subject
+
+    opened = open_store(store)
+    subject = open_subject(target)
+    state = freshness_of(subject, opened)
+    if state.state == "cannot tell":
+        raise RoutetuneError(f"target {subject.target.name!r}: {state.detail}")
+    if state.state == "fresh" and not (force or refresh):
+        from routetune.tasks.report.summary import published_summary
+
+        _answer(published_summary(state), as_json, "run_summary")
+        return
+    check_inputs(subject)
+    from routetune.flows.run import run_tune
+
+    _answer(run_tune(target, opened.root, refresh=refresh, quiet=as_json), as_json, "run_summary")
+
+
+@app.command()
+def status(
+    targets: Annotated[
+        list[Path] | None, typer.Argument(help="Target files, or folders of them. [default: this folder]")
+    ] = None,
+    store: StoreOption = None,
+    as_json: Json = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 3 unless every target is fresh.")] = False,
+) -> None:
+    """Say which targets are fresh, which are stale, and what moved."""
+    from routetune.tasks.status import find_targets, freshness
+    from routetune.tasks.store import open_store
+
+    opened = open_store(store)
+    found = [freshness(path, opened) for path in find_targets(targets or [Path()])]
+    _answer({"targets": [one.to_json() for one in found]}, as_json, "freshness")
+    if any(one.state == "refused" for one in found):
+        raise typer.Exit(2)
+    if check and any(one.state != "fresh" for one in found):
+        raise typer.Exit(STALE)
+
+
+@app.command()
+def knobs(
+    name: Annotated[str | None, typer.Argument(help="A knob, or a glob such as '-session.*'.")] = None,
+    backend: Annotated[str, typer.Option(help="Whose knobs.")] = "onnxruntime",
+    device: Annotated[str, typer.Option(help="For which device.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """List the knobs of the installed backend: name, allowed values, default, meaning."""
+    from routetune.tasks.report.answers import knob_table
+
+    _answer(knob_table(backend, device, name), as_json, "knobs")
+
+
+@app.command()
+def expand(
+    what: Annotated[str, typer.Argument(help="A target file, or a route expression.")],
+    algorithm: Annotated[
+        str | None, typer.Option(help="fast, full, mixed or random. [default: the target's, else mixed]")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Routes to list at the most.")] = 20,
+    backend: Annotated[str, typer.Option(help="Whose knobs, for an expression.")] = "onnxruntime",
+    as_json: Json = False,
+) -> None:
+    """Show which routes a target or an expression stands for, and how many. Builds nothing."""
+    from routetune.tasks.report.answers import expansion
+
+    _answer(expansion(what, algorithm, limit, backend), as_json, "expansion")
+
+
+@app.command()
+def show(target: TargetArgument, store: StoreOption = None, as_json: Json = False) -> None:
+    """Show what is published for a target, why it won, and each route that was excluded."""
+    from routetune.tasks.report.answers import shown
+    from routetune.tasks.store import open_store
+
+    _answer(shown(target, open_store(store)), as_json, "run_summary")
+
+
+@app.command()
+def verify(target: TargetArgument, store: StoreOption = None, as_json: Json = False) -> None:
+    """Check every byte of what is published for a target against its manifest. Exit 1 on any difference."""
+    from routetune.tasks.report.answers import verification
+    from routetune.tasks.store import open_store
+
+    answer = verification(target, open_store(store))
+    _answer(answer, as_json, "verification")
+    if answer["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(store: StoreOption = None, as_json: Json = False) -> None:
+    """Check the machine: libraries, devices, store, Prefect; says what is missing and what to do."""
+    from routetune.tasks.doctor import examine
+
+    answer = examine(store)
+    _answer(answer, as_json, "examination")
+    if any(not one["ok"] for one in answer["checks"]):
+        raise typer.Exit(1)
+
+
+def _answer(answer: dict[str, Any], as_json: bool, table: str) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    from rich.console import Console
+    from routetune.tasks.report import tables
+
+    render: Callable[[dict[str, Any], Console], None] = getattr(tables, table)
+    # A pipe or a file has no width of its own; routes and reasons must not be cut there.
+    width = None if sys.stdout.isatty() else 160
+    render(answer, Console(width=width, highlight=False))
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"routetune: warning: {message}", file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point: errors of ours become one sentence and an exit code, never a traceback."""
+    warnings.showwarning = _warn
+    try:
+        app()
+    except RoutetuneError as error:
+        if "--json" in sys.argv:
+            print(json.dumps({"error": str(error)}))
+        print(f"routetune: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("routetune: interrupted; run again to go on from here", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,39 @@
+"""Run a flow from the command line: Prefect quiet and offline, a progress bar where there is a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+#: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
+#: is a child process that prints to our stderr, and has nothing to tell a person who started none.
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_CLI_PROMPT": "false",
+}
+
+
+def run_tune(target: Path, store: Path, refresh: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from routetune.flows.tune import tune
+    from routetune.tasks.report.progress import listening
+
+    listener: Any = nullcontext()
+    if sys.stderr.isatty() and not quiet:
+        from routetune.tasks.report.bar import Bar
+
+        listener = listening(Bar())
+    # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), listener:
+        report: dict[str, Any] = tune(str(target.absolute()), str(store), refresh)
+    return report

@@ -1,0 +1,204 @@
+"""The workbench of one run: the subject, the store, the worker, and what the run has learnt so far."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks import canonical
+from routetune.tasks.engines.attempts import Attempts
+from routetune.tasks.engines.base import open_backend
+from routetune.tasks.engines.worker import StepFailed, Worker
+from routetune.tasks.errors import EnvironmentBroken
+from routetune.tasks.routes.knob import KnobDatabase
+from routetune.tasks.store import Store
+from routetune.tasks.store.blobs import Missing
+from routetune.tasks.store.keys import code_digest, stage_key
+from routetune.tasks.store.locks import BusyDevice, device_lock, making
+from routetune.tasks.store.runs import Run
+from routetune.tasks.subject import Subject
+from routetune.tasks.trial import REPRODUCIBLE, Failure, Outcome, Trial
+
+#: Errors of a step that are the route's own; any other exception is the machine's, and not kept.
+ROUTE_ERRORS = frozenset({"BuildError", "RunError"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a step gave: a value as it is in the store, and whether it came from there."""
+
+    value: dict[str, Any]
+    cached: bool
+
+
+@dataclass
+class Bench:
+    """Everything that the stages of one run share. Plain class instances like this one are opaque to Prefect.
+
+    Attributes:
+        references: the reference outputs, one dict per input set; filled by the first stage.
+        control: the trial that candidates are timed against; the default route's, where that runs.
+        engines: identity of an engine -> the first trial that had it.
+        trials: every trial of the run, by route id, in the order they ended.
+        refresh: answer nothing from the store.
+        asked: the keys that the stage at work has asked for, each with whether the store had it.
+    """
+
+    subject: Subject
+    store: Store
+    run: Run
+    database: KnobDatabase
+    attempts: Attempts
+    folder: Path
+    refresh: bool = False
+    references: list[dict[str, Any]] = field(default_factory=list)
+    timing_inputs: str = ""
+    control: Trial | None = None
+    engines: dict[str, Trial] = field(default_factory=dict)
+    trials: dict[str, Trial] = field(default_factory=dict)
+    asked: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    _deaths: list[dict[str, Any]] = field(default_factory=list)
+
+    def key(self, stage: str, code: str, **parts: Any) -> dict[str, Any]:
+        """The whole key of a stage's entry: what it is made from, by which code, where."""
+        return stage_key(stage, code=code, environment=self.subject.environment.fields, **parts)
+
+    def answer(self, key: dict[str, Any], make: Callable[[], tuple[dict[str, Any], list[str]]]) -> Answer:
+        """The value for `key`: from the store, or made now, and kept.
+
+        `make` returns the value and the digests of its blobs. Two processes never make one key at once.
+        A step that failed gives the value {"failure": ...}; it is kept only where it says something of the
+        route.
+        """
+        answer = self._answer(key, make)
+        self.asked.append((key, answer.cached))
+        return answer
+
+    def _answer(self, key: dict[str, Any], make: Callable[[], tuple[dict[str, Any], list[str]]]) -> Answer:
+        if (value := self._recalled(key)) is not None:
+            return Answer(value, cached=True)
+        with making(self.store.root, canonical.digest(key)):
+            if (value := self._recalled(key)) is not None:
+                return Answer(value, cached=True)
+            try:
+                value, blobs = make()
+            except StepFailed as failed:
+                value, blobs = self._failure(key, failed), []
+                if not value.pop("keep"):
+                    return Answer(value, cached=False)
+            self.store.entries.put(key, value, blobs)
+            return Answer(value, cached=False)
+
+    def _recalled(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        """The value of a whole entry; one that names damaged bytes is none, and is made anew."""
+        entry = None if self.refresh else self.store.entries.get(key)
+        try:
+            for blob in entry.blobs if entry else ():
+                self.store.blobs.verified(blob)
+        except Missing as missing:
+            warnings.warn(f"{missing}; making it anew", stacklevel=2)
+            return None
+        return None if entry is None else entry.value
+
+    def step(self, function: str, arguments: dict[str, Any], seconds: float | None = None) -> Any:
+        """Run a step in the worker within the target's limit; its output goes to the trial's log."""
+        log = self.log
+        log.unlink(missing_ok=True)
+        limit = self.subject.target.budget.trial_seconds if seconds is None else seconds
+        try:
+            return self.attempts.call(function, arguments, limit, log)
+        except EnvironmentBroken:
+            self._disown_deaths()
+            raise
+
+    @property
+    def backend_key(self) -> str:
+        """The backend's name; with the digest of its code where it is the user's own."""
+        module, own, _ = self.subject.backend.partition(":")
+        return f"{self.subject.backend} {code_digest(module)}" if own else module
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "step.log"
+
+    def kept_log(self) -> str | None:
+        """The digest of the last step's log, or None when it said nothing."""
+        if not self.log.exists() or not self.log.stat().st_size:
+            return None
+        digest: str = self.store.blobs.put_file(self.log)
+        return digest
+
+    def _disown_deaths(self) -> None:
+        """Forget the crashes of this run: they turned out to be the machine's doing."""
+        for key in self._deaths:
+            self.store.entries.path(key).unlink(missing_ok=True)
+
+    @property
+    def best_speed(self) -> float | None:
+        """Speed of the fastest eligible trial so far, or None before there is one."""
+        return max((t.speed for t in self.trials.values() if t.eligible and t.speed), default=None)
+
+    def engine_path(self, engine: dict[str, Any]) -> str:
+        """Where an engine's bytes are; whoever loads them verifies them."""
+        return str(self.store.blobs.path(engine["digest"]))
+
+    def _failure(self, key: dict[str, Any], failed: StepFailed) -> dict[str, Any]:
+        own = failed.outcome is not Outcome.FAILED or failed.error in ROUTE_ERRORS
+        keep = failed.outcome in REPRODUCIBLE and own
+        if keep and failed.outcome is Outcome.CRASHED:
+            self._deaths.append(key)
+        failure = {
+            "outcome": failed.outcome.value,
+            "reason": failed.reason,
+            "step": key["stage"],
+            "log": self.kept_log(),
+        }
+        return {"failure": failure, "keep": keep}
+
+
+def failure_from(value: dict[str, Any]) -> Failure | None:
+    """The failure that an entry's value tells of, or None."""
+    told = value.get("failure")
+    if told is None:
+        return None
+    return Failure(Outcome(told["outcome"]), told["reason"], told["step"], told["log"])
+
+
+@contextmanager
+def open_bench(subject: Subject, store: Store, refresh: bool = False) -> Iterator[Bench]:
+    """A bench with a locked device and a worker, both given back at the end.
+
+    Raises:
+        BadInput: the device is in use and the target says not to wait.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_device(subject))
+        run = stack.enter_context(store.runs.open(subject.target.name, subject.bound_to))
+        folder = store.root / "scratch" / run.id
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        worker = stack.enter_context(Worker(folder))
+        database = open_backend(subject.backend).knobs(subject.device)
+        yield Bench(subject, store, run, database, Attempts(worker), folder, refresh)
+
+
+@contextmanager
+def _device(subject: Subject) -> Iterator[None]:
+    """The device, alone where the target asks for that: "wait" for it, "require" it, or "warn" and go on."""
+    rule = subject.target.timing.exclusive
+    with ExitStack() as stack:
+        try:
+            lock = device_lock(subject.device, wait=rule == "wait", what=f"tuning {subject.target.name}")
+            stack.enter_context(lock)
+        except BusyDevice as busy:
+            if rule == "require":
+                raise
+            warnings.warn(f"{busy}; measuring beside it, as the target says", stacklevel=2)
+        yield

@@ -1,0 +1,88 @@
+"""Stage: build an engine for each route."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from routetune.tasks.bench import Answer, Bench, failure_from
+from routetune.tasks.routes.route import Route
+from routetune.tasks.stage import stage
+from routetune.tasks.store.keys import code_digest
+from routetune.tasks.trial import Trial
+
+
+@stage("build engines")
+def build_engines(bench: Bench, routes: list[Route]) -> list[Trial]:
+    """One trial per route, with an engine, an alias of an earlier one, or the reason why not."""
+    return [_aliased(bench, build(bench, route)) for route in routes]
+
+
+def build(bench: Bench, route: Route) -> Trial:
+    """Build one engine in the worker, or take it from the store."""
+    answer = bench.answer(_key(bench, route), lambda: _make(bench, route))
+    return trial_of(route, answer)
+
+
+def trial_of(route: Route, answer: Answer) -> Trial:
+    return Trial(
+        route,
+        engine=answer.value.get("engine"),
+        failure=failure_from(answer.value),
+        seconds={"build": answer.value.get("seconds", 0.0)},
+        cached=("build",) if answer.cached else (),
+    )
+
+
+def _key(bench: Bench, route: Route) -> dict[str, Any]:
+    bound = bench.subject.bound_to["target"]
+    return bench.key(
+        "build",
+        code_digest("routetune.tasks.engines.steps"),
+        backend=bench.backend_key,
+        device=bench.subject.device,
+        model=bound["model"],
+        profiles=bound["profiles"],
+        engine=bound["engine"],
+        route=str(route),
+    )
+
+
+def _make(bench: Bench, route: Route) -> tuple[dict[str, Any], list[str]]:
+    output = bench.folder / f"{route.id}.onnx"
+    output.unlink(missing_ok=True)
+    started = time.monotonic()
+    order = build_order(bench, route) | {"output": str(output)}
+    engine = bench.step(
+        "routetune.tasks.engines.steps:build", {"backend": bench.subject.backend, "order": order}
+    )
+    seconds = round(time.monotonic() - started, 3)
+    blob = bench.store.blobs.put_file(output, move=True)
+    if blob != engine["digest"]:
+        raise OSError(
+            f"engine {output.name} changed between the worker and the store: {engine['digest']} -> {blob}"
+        )
+    return {"engine": engine, "seconds": seconds}, [blob]
+
+
+def build_order(bench: Bench, route: Route) -> dict[str, Any]:
+    """The fields of BuildOrder but the output, as plain JSON."""
+    return {
+        "model": str(bench.subject.model.path),
+        "route": route.as_dict(),
+        "profiles": [profile.as_order() for profile in bench.subject.model.profiles],
+        "settings": bench.subject.target.engine.as_settings(),
+        "device": bench.subject.device,
+    }
+
+
+def _aliased(bench: Bench, trial: Trial) -> Trial:
+    """Mark a trial whose engine an earlier route already has: it is measured once, under the first name."""
+    identity = trial.engine and trial.engine["identity"]
+    if not identity:
+        return trial
+    first = bench.engines.setdefault(identity, trial)
+    if first.route == trial.route:
+        return trial
+    return replace(trial, alias_of=first.route.id, engine=first.engine)

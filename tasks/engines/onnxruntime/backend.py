@@ -1,0 +1,192 @@
+"""ONNX Runtime as a backend: an engine is the optimised model plus the options that are applied at load."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Runner
+from routetune.tasks.errors import BadInput
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from routetune.tasks.routes.knob import KnobDatabase
+
+
+class OnnxRuntime:
+    """The backend; holds nothing, so that one is as good as another.
+
+    `Engine.options` is {"backend", "version", "provider", "device", "knobs"}: "knobs" are the settings of the
+    route that are not in the file, by knob name.
+    """
+
+    name = "onnxruntime"
+
+    def knobs(self, device: str) -> KnobDatabase:
+        """The knob database of the installed library for this device.
+
+        Raises:
+            BadInput: the library is missing, or has no provider for the device here.
+        """
+        from routetune.tasks.engines.onnxruntime.knobs import knob_database
+        from routetune.tasks.engines.onnxruntime.session import provider_of
+
+        provider_of(device)
+        return knob_database()
+
+    def versions(self, device: str) -> dict[str, str]:
+        """The library's version and build, and the providers that it was built with.
+
+        Raises:
+            BadInput: it has no provider for the device here.
+        """
+        import onnxruntime
+        from routetune.tasks.engines.onnxruntime.session import provider_of
+
+        provider_of(device)
+        return {
+            "onnxruntime": onnxruntime.__version__,
+            "onnxruntime build": onnxruntime.get_build_info(),
+            "onnxruntime providers": " ".join(onnxruntime.get_available_providers()),
+        }
+
+    def build(self, order: BuildOrder) -> Engine:
+        """Build one engine; the file is complete in itself, whatever sidecars the model has.
+
+        Raises:
+            BadInput: a route, device or plugin that cannot be.
+            BuildError: the library refuses the model or the route.
+        """
+        from routetune.tasks.engines.onnxruntime.identity import identity
+        from routetune.tasks.engines.onnxruntime.knobs import check_route
+        from routetune.tasks.engines.onnxruntime.session import applied_at_load, provider_of
+        from routetune.tasks.engines.onnxruntime.sidecars import embed
+
+        check_route(order.route)
+        provider = provider_of(order.device)
+        # What an earlier build left there must not pass for the result of this one.
+        order.output.unlink(missing_ok=True)
+        try:
+            _compile(order, provider)
+            model = _compiled(order.output)
+            if embed(model, order.model.parent):
+                order.output.write_bytes(model.SerializeToString())
+            knobs = applied_at_load(order.route)
+            return Engine(
+                path=order.output,
+                digest=_digest(order.output),
+                size=order.output.stat().st_size,
+                identity=identity(model, knobs),
+                options=_options(provider, order.device, knobs),
+            )
+        except BaseException:
+            order.output.unlink(missing_ok=True)
+            raise
+
+    def load(self, engine: Engine, device: str, settings: Mapping[str, Any]) -> Runner:
+        """Load an engine whose digest the caller has verified; its graph is not optimised again.
+
+        Raises:
+            BadInput: the engine was built for another device, or for another backend.
+            Exception: the library's own, when it refuses the file.
+        """
+        from routetune.tasks.engines.onnxruntime.knobs import check_route
+        from routetune.tasks.engines.onnxruntime.runner import SessionRunner
+        from routetune.tasks.engines.onnxruntime.session import DENORMALS, load_options, open_session
+
+        options = engine.options
+        for field, expected in (("backend", OnnxRuntime.name), ("device", device)):
+            if options.get(field) != expected:
+                raise BadInput(f"the engine is for {field} {options.get(field)!r}, not for {expected!r}")
+        knobs = options["knobs"]
+        check_route(knobs)
+        flush = knobs.get(DENORMALS) == "1"
+        session = open_session(
+            engine.path,
+            load_options(knobs),
+            options["provider"],
+            plugins=settings.get("plugins", ()),
+            flush=flush,
+        )
+        return SessionRunner(session, flush)
+
+
+def _compile(order: BuildOrder, provider: str) -> None:
+    """Let the library write the optimised model; its session is not kept."""
+    from routetune.tasks.engines.onnxruntime.session import (
+        DENORMALS,
+        build_options,
+        disabled_optimizers,
+        open_session,
+    )
+
+    dimensions = _fixed_dimensions(order) if order.route.get("-free_dimension_override") == "on" else {}
+    try:
+        open_session(
+            order.model,
+            build_options(order.route, order.output, dimensions),
+            provider,
+            plugins=order.settings.get("plugins", ()),
+            disabled=disabled_optimizers(order.route),
+            flush=order.route.get(DENORMALS) == "1",
+        )
+    except (BadInput, MemoryError):
+        raise
+    except Exception as error:
+        raise BuildError(str(error).strip()) from error
+
+
+def _compiled(path: Path) -> ModelProto:
+    import onnx
+
+    if not path.exists() or not path.stat().st_size:
+        raise BuildError("onnxruntime reported no error but wrote no engine")
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise BuildError(f"onnxruntime wrote an engine that is not an ONNX model: {error}") from error
+
+
+def _fixed_dimensions(order: BuildOrder) -> dict[str, int]:
+    """Symbolic dimension -> size, from the opt shapes of the first profile.
+
+    Raises:
+        BuildError: two inputs want one dimension to have different sizes, or the model cannot be read.
+    """
+    import onnx
+
+    try:
+        inputs = onnx.load(order.model, load_external_data=False).graph.input
+    except Exception as error:
+        raise BuildError(f"model {order.model.name} cannot be read: {error}") from error
+    sizes: dict[str, int] = {}
+    profile = order.profiles[0] if order.profiles else {}
+    for value in inputs:
+        opt = profile[value.name]["opt"] if value.name in profile else []
+        for dimension, size in zip(value.type.tensor_type.shape.dim, opt, strict=False):
+            name = dimension.dim_param
+            if name and sizes.setdefault(name, size) != size:
+                raise BuildError(
+                    f"dimension {name!r} cannot be fixed: the first profile's opt shapes make it "
+                    f"{sizes[name]} and, for input {value.name!r}, {size}"
+                )
+    return sizes
+
+
+def _options(provider: str, device: str, knobs: dict[str, str]) -> dict[str, Any]:
+    import onnxruntime
+
+    return {
+        "backend": OnnxRuntime.name,
+        "version": onnxruntime.__version__,
+        "provider": provider,
+        "device": device,
+        "knobs": knobs,
+    }
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,151 @@
+"""ONNX Runtime sessions: options from a route or an engine's record, and opening a session with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.engines.onnxruntime.denormals import flushing
+from routetune.tasks.engines.onnxruntime.settings import Setting, settings
+from routetune.tasks.errors import BadInput
+
+DENORMALS = "-session.set_denormal_as_zero"
+
+#: What computes for a device. The library itself only warns when a provider is missing, and takes the CPU.
+PROVIDERS = {"cpu": "CPUExecutionProvider"}
+
+
+def provider_of(device: str) -> str:
+    """The execution provider for a device.
+
+    Raises:
+        BadInput: the backend has none for it.
+    """
+    try:
+        return PROVIDERS[device]
+    except KeyError:
+        known = ", ".join(PROVIDERS)
+        raise BadInput(f"backend onnxruntime cannot use device {device!r}; it can use: {known}") from None
+
+
+def build_options(route: Mapping[str, str], output: Path, dimensions: Mapping[str, int]) -> Any:
+    """SessionOptions that build the engine of a checked route and write it to `output`.
+
+    Args:
+        route: knob name -> value.
+        output: where the optimised model goes.
+        dimensions: symbolic dimensions to fix, by name.
+    """
+    options = _options(route)
+    options.optimized_model_filepath = str(output)
+    options.add_session_config_entry("session.save_model_format", "ONNX")
+    for name, size in dimensions.items():
+        options.add_free_dimension_override_by_name(name, size)
+    return options
+
+
+def load_options(knobs: Mapping[str, str]) -> Any:
+    """SessionOptions that load a built engine: its graph is final, the rest of its route is applied again."""
+    import onnxruntime
+
+    options = _options(knobs)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def applied_at_load(route: Mapping[str, str]) -> dict[str, str]:
+    """The part of a route that is not in the engine's graph, by knob name."""
+    rows = settings()
+    return {
+        name: value
+        for name, value in sorted(route.items())
+        if (row := rows.get(name.removeprefix("-"))) is not None and row.at_load and value != row.default
+    }
+
+
+def disabled_optimizers(route: Mapping[str, str]) -> set[str]:
+    """The transformers and rules that a route switches off."""
+    rows = settings()
+    names = {name.removeprefix("-") for name, value in route.items() if value == "off"}
+    return names - rows.keys()
+
+
+def open_session(
+    model: Path,
+    options: Any,
+    provider: str,
+    *,
+    plugins: Iterable[str] = (),
+    disabled: Iterable[str] = (),
+    flush: bool = False,
+) -> Any:
+    """An InferenceSession of the file, on this provider or not at all.
+
+    The model is opened by its path, since its sidecars are found beside it.
+
+    Raises:
+        BadInput: a plugin cannot be loaded.
+        Exception: the library's own, when it refuses the model or the options.
+    """
+    import onnxruntime
+
+    for library in plugins:
+        _register(options, library)
+    with flushing(flush):
+        # By default an error is answered by trying again with other providers, and a model may set options;
+        # `disabled_optimizers` replaces the config entry of the same purpose, so it must hold all the names.
+        session = onnxruntime.InferenceSession(
+            str(model),
+            options,
+            providers=[provider],
+            enable_fallback=0,
+            read_config_from_model=0,
+            disabled_optimizers=set(disabled),
+        )
+    if session.get_providers()[0] != provider:
+        raise RuntimeError(f"onnxruntime took {session.get_providers()[0]} in place of {provider}")
+    return session
+
+
+def _options(knobs: Mapping[str, str]) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # A file's name ending in .ort would make it another format.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    rows = settings()
+    for name, value in knobs.items():
+        row = rows.get(name.removeprefix("-"))
+        if row is None or value == row.default or row.place == "shapes":
+            continue
+        if row.place == "entry":
+            options.add_session_config_entry(row.name, value)
+        else:
+            setattr(options, row.name, _attribute(row, value))
+    return options
+
+
+def _attribute(row: Setting, value: str) -> Any:
+    """The value of a SessionOptions attribute."""
+    import onnxruntime
+
+    match row.name:
+        case "graph_optimization_level":
+            name = "ORT_DISABLE_ALL" if value == "disabled" else f"ORT_ENABLE_{value.upper()}"
+            return onnxruntime.GraphOptimizationLevel.__members__[name]
+        case "execution_mode":
+            return onnxruntime.ExecutionMode.__members__[f"ORT_{value.upper()}"]
+        case "execution_order":
+            return onnxruntime.ExecutionOrder.__members__[value.upper()]
+        case _:
+            return value == "on" if value in ("on", "off") else int(value)
+
+
+def _register(options: Any, library: str) -> None:
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:
+        raise BadInput(
+            f"plugin {library} is not a custom-op library that onnxruntime can load: {error}"
+        ) from error

@@ -1,0 +1,90 @@
+"""Stage: publish the winner's engine, with a manifest that says what it is and what it rests on."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import version
+from typing import Any
+
+from routetune.tasks.bench import Bench
+from routetune.tasks.canonical import number
+from routetune.tasks.report.summary import trial_summary
+from routetune.tasks.select import Selection
+from routetune.tasks.stage import stage
+from routetune.tasks.store.manifests import Publication
+
+
+@stage("publish", of="winner")
+def publish_winner(bench: Bench, selection: Selection) -> Publication:
+    """Make the winner's engine the current one of the target in this environment.
+
+    The bytes are those that were checked and timed: the blob of the trial, never a new build.
+    """
+    engine = selection.winner.engine
+    assert engine is not None
+    publication: Publication = bench.store.publications.publish(
+        bench.subject.target.name, bench.subject.key, engine["digest"], manifest(bench, selection)
+    )
+    return publication
+
+
+def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
+    """What a reader of the publication needs to load, judge and reproduce it; plain JSON."""
+    subject, winner, decision = bench.subject, selection.winner, selection.decision
+    assert winner.engine is not None
+    accuracy = subject.target.accuracy
+    trials = list(bench.trials.values())
+    return {
+        "routetune": version("routetune"),
+        "run": bench.run.id,
+        "backend": subject.backend,
+        "device": subject.device,
+        "bound_to": subject.bound_to,
+        "environment_label": subject.environment.label,
+        "route": str(winner.route),
+        "options": winner.engine["options"],
+        "identity": winner.engine["identity"],
+        "accuracy": {
+            "metric": accuracy.metric,
+            "tolerance": number(accuracy.tolerance),
+            "loss": number(winner.loss if winner.loss is not None else float("nan")),
+            "verdict": winner.verdict,
+            "losses": winner.losses,
+        },
+        "speed": speed_of(selection),
+        "decision": {
+            "kind": decision.kind,
+            "reason": decision.reason,
+            "tie": list(decision.tie),
+            "explanations": decision.explanations | selection.dropped,
+        },
+        "duel": selection.loads,
+        "control": None if bench.control is None else str(bench.control.route),
+        "trials": len(trials),
+        "excluded": [trial_summary(trial) for trial in trials if not trial.eligible],
+        "aliases": sum(trial.alias_of is not None for trial in trials),
+        "reproduce": reproduce(bench, winner.route.as_dict()),
+    }
+
+
+def speed_of(selection: Selection) -> dict[str, Any]:
+    """Speed against the control with its interval, as plain JSON."""
+    estimate = selection.decision.estimate
+    if estimate is None:  # the default won: it is its own control
+        return {"ratio": 1.0, "low": 1.0, "high": 1.0, "loads": len(selection.loads)}
+    return {
+        "ratio": number(estimate.ratio),
+        "low": number(estimate.low),
+        "high": number(estimate.high),
+        "loads": estimate.n,
+    }
+
+
+def reproduce(bench: Bench, route: dict[str, str]) -> list[str]:
+    """Command lines that show the same again."""
+    path = shlex.quote(str(bench.subject.target.path))
+    expression = " ".join(f"{name}={value}" for name, value in route.items())
+    lines = [f"routetune tune {path} --force"]
+    if expression:
+        lines.append(f"routetune expand {shlex.quote(expression)}")
+    return lines

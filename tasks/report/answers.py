@@ -1,0 +1,91 @@
+"""The answers of commands that only look: expand, show, verify. Plain JSON, made without Prefect."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.engines.base import open_backend
+from routetune.tasks.errors import BadInput
+from routetune.tasks.report.summary import published
+from routetune.tasks.routes.knob import KnobDatabase
+from routetune.tasks.routes.route import spell
+from routetune.tasks.routes.space import open_space
+from routetune.tasks.search import expand, open_search
+from routetune.tasks.status import freshness_of
+from routetune.tasks.store import Store
+from routetune.tasks.subject import open_subject, resolve
+from routetune.tasks.targets.schema import load_target
+
+
+def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dict[str, Any]:
+    """The routes that a target file or an expression stands for, in the order in which they would be tried.
+
+    The second phase of mixed depends on measurements, so only the first is listed.
+    """
+    if what.endswith(".toml") or Path(what).is_file():
+        target = load_target(Path(what))
+        backend, device = resolve(target)
+        search = target.search
+        space = open_space(search.routes, open_backend(backend).knobs(device), search.exclude)
+        algorithm, seed = algorithm or search.algorithm, search.seed
+    else:
+        space = open_space(what, open_backend(backend).knobs("cpu"))
+        algorithm, seed = algorithm or "mixed", 0
+    strategy = open_search(algorithm, space, seed=seed)
+    return {
+        "algorithm": algorithm,
+        "size": space.size,
+        "planned": strategy.total,
+        "routes": [spell(assignment) for assignment in islice(expand(algorithm, space, seed), limit)],
+        "explanation": strategy.explain(),
+    }
+
+
+def knob_table(backend: str, device: str, name: str | None) -> dict[str, Any]:
+    """The knob database, or the knobs that a name or a glob means, in the database's own JSON.
+
+    Raises:
+        BadInput: no knob is meant.
+    """
+    database = open_backend(backend).knobs(device)
+    malformed = list(database.malformed)
+    if name is not None and not any(c in name for c in "*?["):
+        database = KnobDatabase(database.version, [database[name]])
+    elif name is not None:
+        found = [knob for knob in database.values() if fnmatchcase(knob.name, name)]
+        if not found:
+            raise BadInput(f"no knob of {backend} matches {name!r}; 'routetune knobs' lists them all")
+        database = KnobDatabase(database.version, found)
+    return database.to_json() | {"malformed": malformed}
+
+
+def shown(path: Path, store: Store) -> dict[str, Any]:
+    """What is published for a target today, and whether it is fresh.
+
+    Raises:
+        BadInput: nothing is published.
+    """
+    state = freshness_of(open_subject(path), store)
+    if state.publication is None:
+        raise BadInput(
+            f"target {state.target!r} is {state.state}: nothing is published in {store.root}; "
+            f"run 'routetune tune {path}' first"
+        )
+    return published(state.publication) | {"state": state.state, "changes": state.to_json()["changes"]}
+
+
+def verification(path: Path, store: Store) -> dict[str, Any]:
+    """Every difference between what is published for a target and its manifests; reads every byte."""
+    subject = open_subject(path)
+    keys = store.publications.environments(subject.target.name)
+    if not keys:
+        raise BadInput(f"nothing is published for target {subject.target.name!r} in {store.root}")
+    problems = {key: store.publications.verify(subject.target.name, key) for key in keys}
+    return {
+        "target": subject.target.name,
+        "environments": keys,
+        "problems": [problem for key in keys for problem in problems[key]],
+    }

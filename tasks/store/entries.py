@@ -1,0 +1,123 @@
+"""Entries: what a stage found, under the whole key that decided it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.canonical import dumps
+from routetune.tasks.store import names
+from routetune.tasks.store.blobs import Blobs
+from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.sealed import Damaged, seal, unseal
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kept result.
+
+    Attributes:
+        key: the whole key, as `keys.stage_key` made it.
+        value: plain JSON.
+        blobs: digests of the blobs that belong to it.
+        path: the file.
+    """
+
+    key: dict[str, Any]
+    value: Any
+    blobs: tuple[str, ...]
+    path: Path
+
+
+class Entries:
+    """The entries under `root`, the folder of the store. Any number of processes may use them at once."""
+
+    def __init__(self, root: Path, blobs: Blobs) -> None:
+        self.root = root
+        self.blobs = blobs
+        self.folder = root / "entries"
+
+    def get(self, key: Mapping[str, Any]) -> Entry | None:
+        """The entry of `key`, or None when there is none.
+
+        A damaged one is set aside with a warning, and counts as none.
+
+        The bytes of its blobs are not read here; `Blobs.verified` does that when they are used.
+
+        Raises:
+            TypeError: `key` is not plain JSON.
+        """
+        text = dumps(key)
+        return self._read(self._path(text), text)
+
+    def put(self, key: Mapping[str, Any], value: Any, blobs: Sequence[str] = ()) -> Entry:
+        """Keep `value` under `key`; an earlier entry is replaced. Returns what `get` would.
+
+        Args:
+            blobs: digests of blobs already in the store.
+
+        Raises:
+            TypeError: `key` or `value` is not plain JSON.
+            Missing: a blob is not in the store.
+        """
+        text = dumps(key)
+        path = self._path(text)
+        sizes = [[digest, self.blobs.size(digest)] for digest in blobs]
+        raw = seal({"schema": SCHEMA, "key": key, "value": value, "blobs": sizes})
+        write_atomically(path, raw)
+        return Entry(json.loads(text), unseal(raw)["value"], tuple(blobs), path)
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """Where the entry of `key` lies or would lie."""
+        return self._path(dumps(key))
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Every valid entry, in no useful order; damaged ones are set aside."""
+        for path in sorted(self.folder.glob("??/??/*.json")):
+            entry = self._read(path, None)
+            if entry is not None:
+                yield entry
+
+    def _path(self, text: str) -> Path:
+        name = hashlib.sha256(text.encode("ascii")).hexdigest()
+        return names.fan_out(self.folder, name, ".json")
+
+    def _read(self, path: Path, text: str | None) -> Entry | None:
+        try:
+            return self._valid(path, path.read_bytes(), text)
+        except FileNotFoundError:
+            return None
+        except Damaged as damage:
+            why = str(damage)
+        except OSError as error:
+            why = f"it cannot be read: {error.strerror}"
+        set_aside(self.root, path, f"damaged entry: {why}")
+        return None
+
+    def _valid(self, path: Path, raw: bytes, text: str | None) -> Entry:
+        """The one place that decides whether bytes are the entry of a key. Raises Damaged with the reason.
+
+        Args:
+            text: the canonical text of the key, or None to take the key by which the file is named.
+        """
+        content = unseal(raw)
+        if content.get("schema") != SCHEMA:
+            raise Damaged(f"its schema is {content.get('schema')!r}, not {SCHEMA}")
+        key, sizes = content.get("key"), content.get("blobs")
+        if text is None:
+            if self._path(dumps(key)) != path:
+                raise Damaged("the key in it is not the one it is filed under")
+        elif key != json.loads(text):
+            raise Damaged("the key in it is not the one asked for")
+        if not isinstance(key, dict) or not isinstance(sizes, list) or "value" not in content:
+            raise Damaged("it lacks a key, a value or its list of blobs")
+        for digest, size in sizes:
+            if not self.blobs.has(digest, size):
+                raise Damaged(f"its blob {digest} is gone or does not have {size} bytes")
+        return Entry(key, content["value"], tuple(digest for digest, _ in sizes), path)

@@ -1,0 +1,147 @@
+"""The loader that services use: from a target's name to an engine file that was checked, byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.errors import BadInput, RoutetuneError
+from routetune.tasks.store import manifests, store_root
+from routetune.tasks.store.manifests import BadPublication, Publication
+from routetune.tasks.targets.changes import Change, compare
+
+#: Fields of the environment that an engine cannot do without; any other difference makes it merely stale.
+#: On a CPU the instruction sets count, since layouts chosen for them are baked into the engine.
+_FATAL = ("backend", "device", "cpu.architecture")
+_FATAL_ON = {"cpu": ("cpu.flags",), "cuda": ("gpu.name", "gpu.capability", "gpu.mig")}
+
+
+class Refused(RoutetuneError):
+    """The published engine was made for another kind of device or another version of the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """An engine to load.
+
+    Attributes:
+        path: the engine file; its SHA-256 has just been compared with the manifest's.
+        options: plain JSON, to be applied again by the backend that loads it.
+        manifest: everything known about it.
+        stale: None when nothing was compared; else one line "field: old -> new" for each field in which
+            today's environment is another than the one it was tuned in, empty when it is fresh.
+    """
+
+    path: Path
+    options: dict[str, Any]
+    manifest: dict[str, Any]
+    stale: tuple[str, ...] | None = None
+
+
+def load_current(
+    root: Path | str | None,
+    target: str,
+    environment: str | None = None,
+    today: Mapping[str, Any] | None = None,
+    *,
+    strict: bool = False,
+) -> Published:
+    """The engine that is published for a target. Nothing is written, so the store may be read-only.
+
+    Args:
+        root: the store; None for the one of ROUTETUNE_STORE or the user's.
+        environment: key of the environment. None takes the only one published; with `today`, the only one
+            whose engine can run here, one that equals `today` first.
+        today: fields of this machine's environment as `targets.environment.observe` gives them. Another kind
+            of device or another version of the backend is refused; other differences are served, as stale.
+        strict: refuse every difference; needs `today`.
+
+    Raises:
+        BadInput: nothing is published, several are (the message names them), or a newer routetune wrote it.
+        BadPublication: a published file was changed or is gone; the message names it, with both digests.
+        Refused: `today` is too different.
+    """
+    if strict and today is None:
+        raise BadInput("strict loading compares environments: give today's, as environment.observe tells it")
+    place = store_root(root)
+    if environment is None:
+        publication = _choose(place, target, today)
+    else:
+        found = manifests.current(place, manifests.home(place, target, environment))
+        if found is None:
+            raise BadInput(
+                f"target {target!r} is not published in environment {environment} of store {place}; "
+                f"published: {', '.join(manifests.environments(place, target)) or 'none'}"
+            )
+        publication = found
+    manifest = publication.manifest
+    stale = None if today is None else _graded(publication, today, strict)
+    path = manifests.check_engine(place, publication.engine, publication.reference.engine)
+    return Published(path, dict(manifest["options"]), manifest, stale)
+
+
+def _choose(root: Path, target: str, today: Mapping[str, Any] | None) -> Publication:
+    found: list[Publication] = []
+    broken: RoutetuneError | None = None
+    for key in manifests.environments(root, target):
+        try:
+            publication = manifests.current(root, manifests.home(root, target, key))
+        except RoutetuneError as error:
+            broken = error
+            continue
+        if publication is not None:
+            found.append(publication)
+    if not found:
+        raise broken or BadInput(f"target {target!r} is not published in store {root}: tune it first")
+    fitting = found if today is None else _fitting(found, today)
+    if len(fitting) == 1:
+        return fitting[0]
+    if len(found) == 1:
+        return found[0]
+    names = "; ".join(_label(publication) for publication in found)
+    raise BadInput(
+        f"target {target!r} is published for {len(found)} environments, and "
+        f"{len(fitting)} of them fit: choose one by its key: {names}"
+    )
+
+
+def _fitting(found: list[Publication], today: Mapping[str, Any]) -> list[Publication]:
+    changes = [(publication, _changes(publication, today)) for publication in found]
+    same = [publication for publication, differing in changes if not differing]
+    return same or [publication for publication, differing in changes if not _fatal(today, differing)]
+
+
+def _graded(publication: Publication, today: Mapping[str, Any], strict: bool) -> tuple[str, ...]:
+    changes = _changes(publication, today)
+    refused = changes if strict else _fatal(today, changes)
+    if refused:
+        raise Refused(
+            f"the engine published for target {publication.manifest['target']!r} was made for another "
+            f"environment ({'; '.join(map(_shown, refused))}): tune the target on this machine"
+        )
+    return tuple(map(_shown, changes))
+
+
+def _changes(publication: Publication, today: Mapping[str, Any]) -> list[Change]:
+    earlier = publication.manifest["bound_to"]["environment"]
+    return compare({"environment": earlier}, {"environment": dict(today)})
+
+
+def _fatal(today: Mapping[str, Any], changes: list[Change]) -> list[Change]:
+    names = (*_FATAL, *_FATAL_ON.get(str(today.get("device")), ()), f"version.{today.get('backend')}")
+    return [change for change in changes if change.field.removeprefix("environment.") in names]
+
+
+def _shown(change: Change) -> str:
+    return str(change).removeprefix("environment.")
+
+
+def _label(publication: Publication) -> str:
+    fields = publication.manifest["bound_to"]["environment"]
+    device = fields.get("gpu.name") or fields.get("cpu.model") or "unnamed device"
+    return f"{publication.manifest['environment_key']} ({device})"
+
+
+__all__ = ["BadPublication", "Published", "Refused", "load_current"]

@@ -1,0 +1,186 @@
+"""Manifests: how a publication lies on the disk, and how it is read and checked.
+
+    publications/<target>/<environment key>/current.json
+    publications/<target>/<environment key>/generations/000001/{engine.onnx, manifest.json}
+
+Generations never change once they have their number. `current.json` names the one that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.store import names
+from routetune.tasks.store.files import hash_file, refuse_way_out, write_atomically
+from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+
+SCHEMA = 1
+POINTER, MANIFEST, GENERATIONS = "current.json", "manifest.json", "generations"
+
+
+class BadPublication(RoutetuneError):
+    """A published file is missing or is not what was published, so it is refused; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the pointer keeps of a generation: its number, the SHA-256 of its manifest and of its engine."""
+
+    generation: int
+    manifest: str
+    engine: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"generation": self.generation, "manifest": self.manifest, "engine": self.engine}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Reference:
+        return cls(
+            int(content["generation"]), names.digest(content["manifest"]), names.digest(content["engine"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What `current.json` says.
+
+    Attributes:
+        current: the generation that counts, or None while the very first is being made.
+        history: those that counted before, oldest first.
+    """
+
+    current: Reference | None
+    history: tuple[Reference, ...] = ()
+
+    @property
+    def newest_first(self) -> list[Reference]:
+        return [*([self.current] if self.current else []), *reversed(self.history)]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One published generation, its manifest read and found right; the engine's bytes are not yet.
+
+    Attributes:
+        manifest: plain JSON: schema, target, environment_key, generation, published_at, engine
+            {file, digest, size}, and what the publisher was given: bound_to, route, options, ...
+        reference: its number and digests.
+        engine: the engine file.
+    """
+
+    manifest: dict[str, Any]
+    reference: Reference
+    engine: Path
+
+
+def home(root: Path, target: str, environment: str) -> Path:
+    """The folder of everything published for a target in an environment."""
+    return root / "publications" / names.target(target) / names.environment(environment)
+
+
+def folder_of(place: Path, generation: int) -> Path:
+    """The folder of one generation."""
+    return place / GENERATIONS / f"{generation:06d}"
+
+
+def numbers(place: Path) -> list[int]:
+    """The generations on the disk, ascending; unfinished ones are not among them."""
+    found = (place / GENERATIONS).glob("[0-9]*")
+    return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def environments(root: Path, target: str) -> list[str]:
+    """Keys of the environments that hold anything of a target, sorted."""
+    folder = root / "publications" / names.target(target)
+    return sorted(path.name for path in folder.glob("*") if names.is_environment(path.name))
+
+
+def read_pointer(place: Path) -> Pointer | None:
+    """What is current at `place`, or None when nothing was ever published there.
+
+    Raises:
+        BadPublication: the pointer is damaged, or gone while its generations are there.
+        BadInput: a newer routetune wrote it.
+    """
+    path = place / POINTER
+    if not path.exists() and not numbers(place):
+        return None
+    try:
+        content = read_sealed(path, SCHEMA, "pointer")
+        history = tuple(Reference.from_json(past) for past in content["history"])
+        return Pointer(None if content["generation"] is None else Reference.from_json(content), history)
+    except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
+        raise BadPublication(
+            f"{path} is damaged ({error}), so it does not say which generation is current: publish again, or "
+            "roll back to the last good one"
+        ) from error
+
+
+def write_pointer(place: Path, pointer: Pointer) -> None:
+    """Make `pointer` what is current at `place`: readers see the earlier one or this one."""
+    now = pointer.current.to_json() if pointer.current else {"generation": None}
+    content = {"schema": SCHEMA, **now, "history": [past.to_json() for past in pointer.history]}
+    write_atomically(place / POINTER, seal(content, indent=2))
+
+
+def read_publication(root: Path, place: Path, generation: int, expected: str | None) -> Publication:
+    """One generation.
+
+    Args:
+        expected: SHA-256 that its manifest.json must have, or None when nothing says so.
+
+    Raises:
+        BadPublication: its manifest is missing, or was changed after it was published.
+        BadInput: a newer routetune wrote it, or a link leads out of the store.
+    """
+    path = folder_of(place, generation) / MANIFEST
+    refuse_way_out(root, path)
+    try:
+        found = hash_file(path)
+        # Before the digest: a manifest of a newer schema was not damaged, it is only not for us.
+        manifest = read_sealed(path, SCHEMA, "manifest")
+        if expected is not None and found != expected:
+            raise Damaged(f"published with SHA-256 {expected}, now it has {found}")
+        engine = path.with_name(names.file(manifest["engine"]["file"]))
+        digest = names.digest(manifest["engine"]["digest"])
+        return Publication(manifest, Reference(generation, found, digest), engine)
+    except OSError as error:
+        raise BadPublication(f"manifest {path} cannot be read: {error.strerror}") from error
+    except (Damaged, KeyError, TypeError) as error:
+        raise BadPublication(f"manifest {path} was changed after it was published: {error}") from error
+
+
+def check_engine(root: Path, path: Path, expected: str) -> Path:
+    """`path`, all its bytes read and found to be those that were published.
+
+    Raises:
+        BadPublication: they are not; the message names both digests.
+        BadInput: a link leads out of the store.
+    """
+    refuse_way_out(root, path)
+    try:
+        found = hash_file(path)
+    except OSError as error:
+        raise BadPublication(f"engine {path} cannot be read: {error.strerror}") from error
+    if found != expected:
+        raise BadPublication(
+            f"engine {path} was changed after it was published: published with SHA-256 "
+            f"{expected}, now it has {found}"
+        )
+    return path
+
+
+def current(root: Path, place: Path) -> Publication | None:
+    """What is published at `place`, or None.
+
+    Raises:
+        BadPublication, BadInput: as `read_pointer` and `read_publication`.
+    """
+    pointer = read_pointer(place)
+    if pointer is None or pointer.current is None:
+        return None
+    return read_publication(root, place, pointer.current.generation, pointer.current.manifest)

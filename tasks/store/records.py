@@ -1,0 +1,278 @@
+"""Records: every trial ever, one row each, as plain Parquet parts that pandas and duckdb read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from routetune.tasks.canonical import dumps
+from routetune.tasks.errors import BadInput
+from routetune.tasks.store import names
+from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.sealed import Damaged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from routetune.tasks.trial import Trial
+
+SCHEMA = 1
+
+#: Columns with their Arrow types, in order. "string" columns that hold JSON say so.
+COLUMNS: dict[str, str] = {
+    "schema_version": "int32",
+    "run": "string",
+    "target": "string",
+    "environment": "string",  # key
+    "route": "string",  # canonical text; empty for the default route
+    "route_id": "string",
+    "outcome": "string",  # trial.Outcome
+    "reason": "string",
+    "step": "string",  # where it failed
+    "alias_of": "string",  # id of the route with the same engine
+    "engine": "string",  # digest of the blob
+    "engine_size": "int64",  # bytes
+    "identity": "string",
+    "accepted": "bool",
+    "loss": "float64",
+    "losses": "string",  # JSON, one dict per input set
+    "verdict": "string",
+    "speed": "float64",  # control time / candidate time
+    "low": "float64",
+    "high": "float64",
+    "timing": "string",  # JSON, raw rounds
+    "abandoned": "bool",
+    "cached": "list<string>",  # steps answered from the store
+    "seconds": "string",  # JSON, step -> seconds
+    "log": "string",  # digest of the blob
+    "finished_at": "timestamp[us, UTC]",
+}
+_REQUIRED = ("run", "target", "environment", "route", "route_id", "outcome", "finished_at")
+# The name carries the digest of the bytes: Parquet's own checksums leave the footer uncovered.
+_PART = re.compile(r"part-[0-9]{20}-([0-9a-f]{16})\.parquet")
+_VERSION = b"routetune.schema_version"
+
+
+def row(run: str, target: str, environment: str, trial: Trial) -> dict[str, Any]:
+    """The record of one trial that ended now.
+
+    Args:
+        environment: the environment's key.
+    """
+    engine, failure = trial.engine or {}, trial.failure
+    return {
+        "run": run,
+        "target": target,
+        "environment": environment,
+        "route": str(trial.route),
+        "route_id": trial.route.id,
+        "outcome": str(trial.outcome),
+        "reason": trial.reason,
+        "step": failure.step if failure else None,
+        "alias_of": trial.alias_of,
+        "engine": engine.get("digest"),
+        "engine_size": engine.get("size"),
+        "identity": engine.get("identity"),
+        "accepted": trial.accepted,
+        "loss": trial.loss,
+        "losses": None if trial.losses is None else dumps(trial.losses),
+        "verdict": trial.verdict,
+        "speed": trial.speed,
+        "low": trial.low,
+        "high": trial.high,
+        "timing": None if trial.timing is None else dumps(trial.timing),
+        "abandoned": trial.abandoned,
+        "cached": list(trial.cached),
+        "seconds": dumps(trial.seconds),
+        "log": failure.log if failure else None,
+        "finished_at": datetime.now(UTC),
+    }
+
+
+@cache
+def record_schema() -> pa.Schema:
+    """The Arrow schema of every part."""
+    import pyarrow as pa
+
+    kinds = {
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "bool": pa.bool_(),
+        "string": pa.string(),
+        "list<string>": pa.list_(pa.field("element", pa.string())),
+        "timestamp[us, UTC]": pa.timestamp("us", tz="UTC"),
+    }
+    fields = [
+        pa.field(name, kinds[kind], nullable=name not in (*_REQUIRED, "schema_version"))
+        for name, kind in COLUMNS.items()
+    ]
+    return pa.schema(fields, metadata={_VERSION: str(SCHEMA).encode()})
+
+
+class Records:
+    """The records under `root`, the folder of the store: records/<run>/part-*.parquet.
+
+    Parts are only ever added, each whole, so any number of processes may append at once.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "records"
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows as made by `row`; those of one run become durable together.
+
+        Raises:
+            BadInput: a row lacks a column that it must have, or has one that the schema does not know.
+        """
+        import pyarrow as pa
+
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for given in rows:
+            checked = _checked(given)
+            runs.setdefault(names.run(checked["run"]), []).append(checked)
+        for run, group in runs.items():
+            table = pa.Table.from_pylist(group, schema=record_schema())
+            self._write(run, table, time.time_ns())
+
+    def read(self, run: str | None = None, target: str | None = None) -> pa.Table:
+        """Rows, oldest first, one for each (run, route): the first that was written.
+
+        Damaged parts are set aside with a warning, and the others are read.
+
+        Args:
+            run: only this run; all runs by default.
+            target: only this target.
+
+        Raises:
+            BadInput: a newer routetune wrote a part; the message names it.
+        """
+        import pyarrow as pa
+
+        tables = [self._read_run(run)[0] for run in ([names.run(run)] if run else self._runs())]
+        table = _first_of_each(pa.concat_tables([record_schema().empty_table(), *tables]))
+        if target is not None:
+            import pyarrow.compute as pc
+
+            table = table.filter(pc.equal(table["target"], target))
+        return table
+
+    def finished_routes(self, run: str) -> set[str]:
+        """Ids of the routes of a run that have a record, whatever their outcome."""
+        return set(self.read(run)["route_id"].to_pylist())
+
+    def compact(self, run: str) -> None:
+        """Merge the parts of a run into one.
+
+        A kill in between leaves rows twice, which `read` does not show and the next call merges.
+        """
+        table, parts = self._read_run(names.run(run))
+        if len(parts) < 2:
+            return
+        merged = self._write(run, _first_of_each(table), _time_of(parts[0]))
+        for part in parts:
+            # Merging again what a killed call had merged gives the same bytes, hence the same name.
+            if part != merged:
+                part.unlink(missing_ok=True)
+
+    def _runs(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("*-*") if path.is_dir())
+
+    def _write(self, run: str, table: pa.Table, nanoseconds: int) -> Path:
+        import pyarrow.parquet as pq
+
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="zstd")
+        raw = buffer.getvalue()
+        name = f"part-{nanoseconds:020d}-{hashlib.sha256(raw).hexdigest()[:16]}.parquet"
+        path = self.folder / run / name
+        write_atomically(path, raw)
+        return path
+
+    def _read_run(self, run: str) -> tuple[pa.Table, list[Path]]:
+        """All rows of a run, repeated ones included, and the sound parts that they came from, in order."""
+        import pyarrow as pa
+
+        while True:
+            parts = self._parts(run)
+            tables: dict[Path, pa.Table] = {}
+            for part in parts:
+                try:
+                    tables[part] = _read_part(part)
+                except FileNotFoundError:
+                    continue  # merged into another meanwhile
+                except Damaged as damage:
+                    set_aside(self.root, part, f"damaged part of the records: {damage}")
+            # New parts come last, so anything else than the same beginning means that parts were merged.
+            if self._parts(run)[: len(parts)] == parts:
+                return pa.concat_tables([record_schema().empty_table(), *tables.values()]), list(tables)
+
+    def _parts(self, run: str) -> list[Path]:
+        return sorted((self.folder / run).glob("part-*"))
+
+
+def _time_of(part: Path) -> int:
+    return int(part.name.split("-")[1])
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(given) - set(COLUMNS))
+    if unknown:
+        raise BadInput(f"record: unknown column {', '.join(unknown)}; the columns are {', '.join(COLUMNS)}")
+    lacking = [name for name in _REQUIRED if given.get(name) is None]
+    if lacking:
+        raise BadInput(f"record: {', '.join(lacking)} must be given")
+    return {**given, "schema_version": SCHEMA}
+
+
+def _read_part(path: Path) -> pa.Table:
+    """One part, every byte of it checked.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        Damaged: it is not what was written.
+        BadInput: a newer routetune wrote it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = _PART.fullmatch(path.name)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"it cannot be read: {error.strerror}") from error
+    if name is None or hashlib.sha256(raw).hexdigest()[:16] != name[1]:
+        raise Damaged(f"its {len(raw)} bytes are not those that its name tells the digest of")
+    try:
+        file = pq.ParquetFile(io.BytesIO(raw))
+        version = int((file.schema_arrow.metadata or {}).get(_VERSION, b"0"))
+        if version > SCHEMA:
+            raise BadInput(
+                f"records {path} have schema {version}, this routetune reads up to {SCHEMA}: use a newer "
+                "routetune"
+            )
+        return file.read().cast(record_schema())
+    except (pa.ArrowException, ValueError) as error:
+        raise Damaged(f"it is no table of records: {error}") from error
+
+
+def _first_of_each(table: pa.Table) -> pa.Table:
+    seen: set[tuple[str, str]] = set()
+    keep = []
+    pairs: Iterable[tuple[str, str]] = zip(
+        table["run"].to_pylist(), table["route_id"].to_pylist(), strict=True
+    )
+    for index, pair in enumerate(pairs):
+        if pair not in seen:
+            seen.add(pair)
+            keep.append(index)
+    return table if len(keep) == table.num_rows else table.take(keep)

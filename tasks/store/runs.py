@@ -1,0 +1,224 @@
+"""Runs: one tuning of one target in one environment, from its start to how it ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from routetune.tasks.canonical import digest
+from routetune.tasks.errors import BadInput, RoutetuneError
+from routetune.tasks.store import names
+from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.locks import Busy, Lock, acquire
+from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+
+SCHEMA = 1
+RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
+#: A killed run leaves "running" behind; both are gone on with by the next run of the same bound-to.
+UNFINISHED = (RUNNING, INTERRUPTED)
+
+
+class RunInProgress(RoutetuneError):
+    """Another process is tuning the same target in the same environment right now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What is on the disk about a run.
+
+    Attributes:
+        id: sorts by the time of its start.
+        target: name of the target.
+        bound_to: everything the run's results depend on, as a visible dict.
+        starts: {"at", "pid"} of each process that worked on it; more than one when it was gone on with.
+        status: "running" (also after a kill), "finished", "failed" or "interrupted".
+        reason: why it failed or was interrupted.
+        ended_at: ISO time in UTC, or None.
+        summary: plain JSON of whoever finished it.
+    """
+
+    id: str
+    target: str
+    bound_to: dict[str, Any]
+    starts: list[dict[str, Any]]
+    status: str = RUNNING
+    reason: str = ""
+    ended_at: str | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def unfinished(self) -> bool:
+        return self.status in UNFINISHED
+
+
+class Run:
+    """A run that this process works on; a context manager that records how it ended.
+
+    Leaving it on an exception records "failed" with its message, or "interrupted" for one that is no
+    Exception (Ctrl-C); leaving it otherwise records "finished", unless `finish` was called before.
+    """
+
+    def __init__(self, runs: Runs, record: RunRecord, lock: Lock) -> None:
+        self._runs = runs
+        self._lock = lock
+        self.record = record
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether an earlier process worked on this run, so that it may have records already."""
+        return len(self.record.starts) > 1
+
+    def finish(self, status: str, summary: Mapping[str, Any] | None = None, reason: str = "") -> None:
+        """Record how the run ended, and let others tune the target.
+
+        Args:
+            status: "finished", "failed" or "interrupted".
+            summary: plain JSON.
+            reason: why it failed or was interrupted.
+        """
+        if status not in (FINISHED, FAILED, INTERRUPTED):
+            raise ValueError(f"a run ends as {FINISHED}, {FAILED} or {INTERRUPTED}, not as {status!r}")
+        if self.record.status != RUNNING:
+            raise ValueError(f"run {self.id} has already ended as {self.record.status!r}")
+        self.record = replace(
+            self.record, status=status, reason=reason, ended_at=_now(), summary=dict(summary or {})
+        )
+        try:
+            self._runs.write(self.record)
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.record.status != RUNNING:
+            return
+        if error is None:
+            self.finish(FINISHED)
+        else:
+            reason = str(error) or type(error).__name__
+            self.finish(FAILED if isinstance(error, Exception) else INTERRUPTED, reason=reason)
+
+
+class Runs:
+    """The runs under `root`, the folder of the store."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "runs"
+
+    def open(self, target: str, bound_to: Mapping[str, Any], timeout: float | None = 0.0) -> Run:
+        """Start a run, or go on with the latest unfinished one of the same target and bound-to.
+
+        The run is held until it is finished or this process ends, however it ends.
+
+        Args:
+            bound_to: everything the results depend on; plain JSON.
+            timeout: seconds to wait for another process that is tuning the same; None waits for ever.
+
+        Raises:
+            RunInProgress: another process is tuning the same.
+        """
+        lock = self._hold(names.target(target), bound_to, timeout)
+        try:
+            mine = None
+            for record in self.list(target):
+                if not record.unfinished:
+                    continue
+                if digest(record.bound_to) == digest(bound_to):
+                    mine = record
+                else:
+                    self._mark_if_dead(record)
+            start = {"at": _now(), "pid": os.getpid()}
+            if mine is None:
+                mine = RunRecord(self._new_id(), target, dict(bound_to), [start])
+            else:
+                mine = replace(
+                    mine, starts=[*mine.starts, start], status=RUNNING, reason="", ended_at=None, summary={}
+                )
+            self.write(mine)
+        except BaseException:
+            lock.release()
+            raise
+        return Run(self, mine, lock)
+
+    def list(self, target: str | None = None) -> list[RunRecord]:
+        """Runs, oldest first, of one target or all. Damaged ones are set aside with a warning.
+
+        Raises:
+            BadInput: a newer routetune wrote one.
+        """
+        found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
+        records = [record for record in found if record and target in (None, record.target)]
+        return sorted(records, key=lambda record: (str(record.starts[0]["at"]), record.id))
+
+    def get(self, run: str) -> RunRecord:
+        """One run. Raises BadInput when there is no such run, or it is damaged."""
+        record = self._read(self._path(run))
+        if record is None:
+            raise BadInput(f"there is no run {run!r} in the store {self.root}")
+        return record
+
+    def write(self, record: RunRecord) -> None:
+        """Put a run on the disk; readers see the earlier state or this one."""
+        write_atomically(self._path(record.id), seal({"schema": SCHEMA, **asdict(record)}, indent=2))
+
+    def _path(self, run: str) -> Path:
+        return self.folder / f"{names.run(run)}.json"
+
+    def _new_id(self) -> str:
+        while True:
+            name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
+            if not self._path(name).exists():
+                return name
+
+    def _hold(self, target: str, bound_to: Mapping[str, Any], timeout: float | None) -> Lock:
+        # The lock is on what is tuned, not on the run's id: so two processes cannot start two runs of it.
+        name = digest({"run": [target, dict(bound_to)]})
+        try:
+            return acquire(self.root / "locks" / f"{name}.lock", f"tuning {target}", timeout)
+        except Busy as busy:
+            raise RunInProgress(f"target {target!r} is being tuned right now: {busy}") from None
+
+    def _mark_if_dead(self, record: RunRecord) -> None:
+        """A killed run of an earlier state of the target will never be gone on with: say how it ended."""
+        if record.status != RUNNING:
+            return
+        try:
+            lock = self._hold(record.target, record.bound_to, 0.0)
+        except RunInProgress:
+            return
+        try:
+            self.write(replace(record, status=INTERRUPTED, reason="its process was killed", ended_at=_now()))
+        finally:
+            lock.release()
+
+    def _read(self, path: Path) -> RunRecord | None:
+        try:
+            content = read_sealed(path, SCHEMA, "run")
+            content.pop("schema")
+            record = RunRecord(**content)
+            if record.id != path.stem or not record.starts:
+                raise Damaged("it is not the run that its name says")
+            return record
+        except FileNotFoundError:
+            return None
+        except (Damaged, TypeError) as damage:
+            set_aside(self.root, path, f"damaged run: {damage}")
+            return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,88 @@
+"""JSON files that carry the SHA-256 of their own text, so that one flipped byte in them is found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.canonical import dumps
+from routetune.tasks.errors import BadInput
+
+# The check comes first and covers the bytes of the rest, so that neither the parser nor the order of keys
+# has a say in it.
+_HEAD = b'{"check":"'
+_TAIL = b'",'
+_BODY = len(_HEAD) + 64 + len(_TAIL)
+
+
+class Damaged(Exception):
+    """The file is not what was written."""
+
+
+def seal(content: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """`content` as JSON with its own checksum in front.
+
+    Args:
+        content: plain JSON, not empty, without the key "check".
+        indent: spaces a level, for files that people read; None is the compact form.
+
+    Raises:
+        TypeError: something in it is not plain JSON.
+    """
+    text = dumps(dict(content))
+    if indent is not None:
+        text = json.dumps(json.loads(text), indent=indent, sort_keys=True)
+    body = text.encode("ascii")
+    return _HEAD + hashlib.sha256(body).hexdigest().encode("ascii") + _TAIL + body[1:]
+
+
+def unseal(raw: bytes) -> dict[str, Any]:
+    """What `seal` was given.
+
+    Raises:
+        Damaged: `raw` is not, to the byte, something that `seal` wrote.
+    """
+    if not raw:
+        raise Damaged("the file is empty")
+    if not raw.startswith(_HEAD) or raw[_BODY - len(_TAIL) : _BODY] != _TAIL:
+        raise Damaged("the file does not begin with a checksum")
+    body = b"{" + raw[_BODY:]
+    found, expected = hashlib.sha256(body).hexdigest(), raw[len(_HEAD) : len(_HEAD) + 64]
+    if found.encode("ascii") != expected:
+        raise Damaged(f"the checksum in it is {expected.decode('ascii', 'replace')}, its text gives {found}")
+    try:
+        content: dict[str, Any] = json.loads(body, parse_constant=_refuse)
+    except ValueError as error:
+        raise Damaged(f"the file is not strict JSON: {error}") from error
+    return content
+
+
+def read_sealed(path: Path, schema: int, what: str) -> dict[str, Any]:
+    """Read a sealed file whose field "schema" is at most `schema`.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        Damaged: it cannot be read, is not sealed, or has no schema.
+        BadInput: a newer routetune wrote it.
+    """
+    try:
+        content = unseal(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"it cannot be read: {error.strerror}") from error
+    found = content.get("schema")
+    if type(found) is not int or found < 1:
+        raise Damaged(f"its schema is {found!r}, not a number from 1 to {schema}")
+    if found > schema:
+        raise BadInput(
+            f"{what} {path} has schema {found}, this routetune reads up to {schema}: use a newer routetune"
+        )
+    return content
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not a JSON number")

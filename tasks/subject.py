@@ -1,0 +1,81 @@
+"""What is tuned and where: a target, its model, and today's environment. Cheap enough for `status`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.engines.base import Backend, open_backend
+from routetune.tasks.routes.space import open_space
+from routetune.tasks.targets.changes import bound_to
+from routetune.tasks.targets.environment import Environment, observe
+from routetune.tasks.targets.inputs import input_sets, inputs_digest
+from routetune.tasks.targets.model import ModelInfo, inspect_model
+from routetune.tasks.targets.schema import Target, load_target
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One target as it stands now.
+
+    Attributes:
+        target: the validated target file.
+        model: the model behind it, checked at intake.
+        backend: the backend's name, "auto" resolved.
+        device: "cpu" or "cuda:N".
+        environment: what a result is bound to besides the target.
+        bound_to: the visible dict of all the above, as manifests keep it.
+    """
+
+    target: Target
+    model: ModelInfo
+    backend: str
+    device: str
+    environment: Environment
+    bound_to: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The environment's key: with the target's name it addresses a publication."""
+        return self.environment.key
+
+
+def open_subject(path: Path | str) -> Subject:
+    """Read and check everything that can be checked before a build.
+
+    Raises:
+        BadInput: the target, its model or its inputs cannot be used; the message names what to change.
+    """
+    target = load_target(Path(path))
+    backend, device = resolve(target)
+    model = inspect_model(target)
+    environment = today(backend, device)
+    bound = bound_to(target, model, environment, inputs_digest(target))
+    return Subject(target, model, backend, device, environment, bound)
+
+
+def resolve(target: Target) -> tuple[str, str]:
+    """The backend and device that the target means on this machine."""
+    backend = "onnxruntime" if target.backend == "auto" else target.backend
+    device = "cpu" if target.engine.device == "auto" else target.engine.device
+    return backend, device
+
+
+def check_inputs(subject: Subject) -> None:
+    """Check what only a tune needs: the input sets and the routes.
+
+    Raises:
+        BadInput: an input does not fit the model, or a route expression is refused.
+    """
+    search = subject.target.search
+    open_space(search.routes, open_backend(subject.backend).knobs(subject.device), search.exclude)
+    input_sets(subject.target, subject.model)
+
+
+@lru_cache(maxsize=16)
+def today(backend: str, device: str) -> Environment:
+    """The environment of this process; it does not change while we run, and asking a library costs 0.2 s."""
+    opened: Backend = open_backend(backend)
+    return observe(backend, device, opened.versions(device))

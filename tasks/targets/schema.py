@@ -1,0 +1,364 @@
+"""The target file: what a user wants tuned, as validated settings."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from routetune.tasks.errors import BadInput
+from routetune.tasks.targets.problems import explain
+
+METRICS = ("l0", "l1", "l2", "lInf", "cos")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_LARGEST = 2**63 - 1
+
+
+def _path(value: Any, info: ValidationInfo) -> Path:
+    """A path of the target file, relative to the folder of that file.
+
+    Links among the folders are followed, a link that is the file itself is not: such a model finds its
+    sidecars beside the link, as in onnxruntime, and not beside what the link points to.
+    """
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("must be a path in a non-empty string")
+    path = Path((info.context or {})["folder"]) / value
+    try:
+        return path.parent.resolve() / path.name
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise ValueError(f"must be a path that can be followed ({error})") from None
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """A shape written as "1x3x224x224" or as [1, 3, 224, 224]; [] is a scalar's."""
+    rule = 'must be a shape such as "1x3x224x224" or [1, 3, 224, 224]'
+    if isinstance(value, str):
+        parts = value.lower().split("x")
+        if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
+            raise ValueError(rule)
+        return tuple(int(part) for part in parts)
+    if not isinstance(value, tuple):
+        raise ValueError(rule)
+    if not all(type(size) is int and 0 <= size <= _LARGEST for size in value):
+        raise ValueError(rule)
+    return value
+
+
+def _number(value: Any) -> float:
+    """`value` as a float; nan where it is no number, or an integer beyond the floats."""
+    try:
+        return float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _range(value: Any) -> tuple[int | float, int | float]:
+    rule = "must be a list of two finite numbers, the smallest and the largest value"
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(rule)
+    low, high = value
+    if not all(math.isfinite(_number(end)) for end in value):
+        raise ValueError(rule)
+    if low > high:
+        raise ValueError("must have the smallest value first")
+    return (low, high)
+
+
+def _tolerance(value: Any) -> Any:
+    if value == "inf":
+        return math.inf
+    number = _number(value)
+    if not number >= 0:
+        raise ValueError('must be a number from 0 (bit-identical) up, or "inf" (off)')
+    return number
+
+
+def _metric(value: Any) -> Any:
+    if isinstance(value, str) and _CLASS.fullmatch(value):
+        raise ValueError(f"must be one of {', '.join(METRICS)}: metrics of your own are not supported yet")
+    return value
+
+
+def _source(value: Any) -> Any:
+    if value != "onnxruntime":
+        raise ValueError('must be "onnxruntime": other sources of reference outputs are not supported yet')
+    return value
+
+
+def _objective(value: Any) -> Any:
+    if value == "throughput":
+        raise ValueError('must be "latency": tuning for throughput is not supported yet')
+    return value
+
+
+ConfigPath = Annotated[Path, BeforeValidator(_path)]
+Shape = Annotated[tuple[int, ...], BeforeValidator(_shape)]
+Seed = Annotated[int, Field(ge=0, le=_LARGEST)]
+Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ShapeRange(_Section):
+    """The shapes one input may take: every dimension from `min` to `max`, tuned and timed at `opt`."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_shape(cls, value: Any) -> Any:
+        if isinstance(value, (str, tuple)):
+            shape = _shape(value)
+            return {"min": shape, "opt": shape, "max": shape}
+        return value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ShapeRange:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise ValueError("must have the same number of dimensions in min, opt and max")
+        for axis, (low, best, high) in enumerate(zip(self.min, self.opt, self.max, strict=True)):
+            if not low <= best <= high:
+                raise ValueError(f"must be min <= opt <= max, but dimension {axis} has {low}, {best}, {high}")
+        return self
+
+
+class Profile(_Section):
+    """One optimization profile. The profile with the largest weight (the first of equals) is timed."""
+
+    weight: Positive = 1.0
+    shapes: dict[str, ShapeRange]
+
+    def as_order(self) -> dict[str, dict[str, list[int]]]:
+        """The profile as `BuildOrder` takes it: input name -> {"min": [...], "opt": [...], "max": [...]}."""
+        return {
+            name: {"min": list(shape.min), "opt": list(shape.opt), "max": list(shape.max)}
+            for name, shape in sorted(self.shapes.items())
+        }
+
+
+class Reference(_Section):
+    """The inputs that accuracy is judged on, and what computes the outputs they should give.
+
+    `inputs` are npz files of the user's; without them `samples` seeded sets are drawn at every profile's opt.
+    `ranges` bounds the seeded values of an input: [lowest, highest], both included for integers.
+    """
+
+    inputs: Annotated[tuple[ConfigPath, ...], BeforeValidator(_several)] | None = None
+    labels: Text | None = None
+    samples: Annotated[int, Field(ge=1, le=10_000)] = 1
+    seed: Seed = 0
+    ranges: dict[str, Annotated[tuple[Any, Any], BeforeValidator(_range)]] = Field(default_factory=dict)
+    source: Annotated[str, BeforeValidator(_source)] = "onnxruntime"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Reference:
+        if self.inputs is not None and not self.inputs:
+            raise ValueError("must name at least one npz file in inputs, or leave inputs out")
+        if self.inputs is None and self.labels is not None:
+            raise ValueError("must name the npz file in inputs that holds the labels")
+        if self.inputs is not None and "samples" in self.model_fields_set:
+            raise ValueError("must have either inputs (your own) or samples (seeded), not both")
+        return self
+
+
+class Accuracy(_Section):
+    """When a candidate's outputs are close enough: loss under `metric` <= `tolerance`."""
+
+    metric: Annotated[Literal["l0", "l1", "l2", "lInf", "cos"], BeforeValidator(_metric)] = "l0"
+    tolerance: Annotated[float, BeforeValidator(_tolerance)] = 0.01
+    atol: NotNegative = 1e-5
+    rtol: NotNegative = 1e-5
+
+
+class Search(_Section):
+    """Which routes are considered, in trtexec's language, and in which order they are tried."""
+
+    routes: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1)]
+    exclude: Annotated[tuple[Text, ...], BeforeValidator(_several)] = ()
+    algorithm: Literal["fast", "full", "mixed", "random"] = "mixed"
+    seed: Seed = 0
+
+
+class Budget(_Section):
+    """When the search ends: trials, seconds in all, and seconds for the build and the measurement of one."""
+
+    trials: Annotated[int, Field(ge=1, le=_LARGEST)] = 200
+    seconds: Positive = 3600.0
+    trial_seconds: Positive = 300.0
+
+
+class Timing(_Section):
+    """How candidates are timed against the control, and what a winner must gain."""
+
+    objective: Annotated[Literal["latency"], BeforeValidator(_objective)] = "latency"
+    min_gain: NotNegative = 0.01
+    exclusive: Literal["wait", "require", "warn"] = "wait"
+    confidence: Annotated[float, Field(ge=0.5, lt=1, allow_inf_nan=False)] = 0.95
+    finalists: Annotated[int, Field(ge=1, le=1000)] = 5
+    width: Share = 0.01
+    seconds: Positive = 2.0
+    loads: Annotated[int, Field(ge=1, le=1000)] = 8
+
+
+class EngineSettings(_Section):
+    """What the backend is told besides the route: custom-op libraries and the device."""
+
+    plugins: Annotated[tuple[ConfigPath, ...], BeforeValidator(_several)] = ()
+    device: str = "auto"
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda:(0|[1-9]\d{0,3})", value, re.ASCII):
+            raise ValueError('must be "auto", "cpu" or "cuda:N" such as "cuda:0"')
+        return value
+
+    def as_settings(self) -> dict[str, Any]:
+        """The settings as a `BuildOrder` takes them: plain JSON, paths absolute."""
+        return {"plugins": [str(path) for path in self.plugins]}
+
+
+class Target(_Section):
+    """One target file. `path` is where it was read from; every other path is absolute."""
+
+    schema_: int = Field(alias="schema")
+    name: str
+    model: ConfigPath
+    backend: str = "auto"
+    shapes: dict[str, ShapeRange] | None = None
+    profiles_: tuple[Profile, ...] | None = Field(default=None, alias="profiles")
+    reference: Reference = Field(default_factory=Reference)
+    accuracy: Accuracy = Field(default_factory=Accuracy)
+    search: Search
+    budget: Budget = Field(default_factory=Budget)
+    timing: Timing = Field(default_factory=Timing)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    _file: Path = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        self._file = context["path"]
+
+    @field_validator("schema_")
+    @classmethod
+    def _known_schema(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("must be 1, the only schema this version reads")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value) or len(value) > 100:
+            raise ValueError(
+                "must be 1 to 100 letters, digits, '.', '_', '-', beginning with a letter or digit"
+            )
+        return value
+
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, value: str) -> str:
+        if value not in ("auto", "onnxruntime", "tensorrt") and not _CLASS.fullmatch(value):
+            raise ValueError('must be "auto", "onnxruntime", "tensorrt" or your own, as "module:Class"')
+        return value
+
+    @model_validator(mode="after")
+    def _one_way_to_give_shapes(self) -> Target:
+        if self.shapes is not None and self.profiles_ is not None:
+            raise ValueError("must have either [shapes] (one profile) or [[profiles]], not both")
+        return self
+
+    @property
+    def path(self) -> Path:
+        """The target file itself."""
+        return self._file
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """The profiles as written; empty where the file gives no shapes at all."""
+        if self.profiles_ is not None:
+            return self.profiles_
+        return () if self.shapes is None else (Profile(shapes=self.shapes),)
+
+    @property
+    def timed_profile(self) -> int:
+        """Index of the profile whose opt shape is timed: the heaviest, the first of equals."""
+        weights = [profile.weight for profile in self.profiles] or [1.0]
+        return weights.index(max(weights))
+
+
+def load_target(path: str | Path) -> Target:
+    """Read and validate a target file.
+
+    Raises:
+        BadInput: the file cannot be read, is not TOML, or a field is not as it must be. The message names the
+            file and, for every wrong field, its dotted name, the value found and what is allowed.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"target file {path} does not exist") from None
+    except IsADirectoryError:
+        raise BadInput(f"target {path} is a folder; name a target file in it") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"target file {path} is not TOML: byte {error.start} is not UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"target file {path} cannot be read: {error}") from None
+    try:
+        data = tomllib.loads(text)
+    except RecursionError:
+        raise BadInput(f"target file {path} is nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError names line and column
+        raise BadInput(f"target file {path} is not valid TOML: {error}") from None
+    return parse_target(data, path)
+
+
+def parse_target(data: Mapping[str, Any], path: str | Path) -> Target:
+    """The target that `data`, read from TOML, describes; `path` is where it came from.
+
+    Raises:
+        BadInput: as `load_target`.
+    """
+    path = Path(path).absolute()
+    context = {"path": path, "folder": path.parent}
+    try:
+        return Target.model_validate(_tuples(data), context=context)
+    except ValidationError as error:
+        raise BadInput(explain(error.errors(include_url=False), path, Target)) from None
+    except RecursionError:
+        raise BadInput(f"target file {path} is nested too deeply") from None
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, since strict validation refuses a list where the frozen models hold a tuple."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_tuples(item) for item in value)
+    return value

@@ -1,0 +1,117 @@
+"""Stage: time each engine beside the control."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from routetune.tasks.accuracy import CHECK, check_order
+from routetune.tasks.bench import Bench, failure_from
+from routetune.tasks.stage import stage
+from routetune.tasks.store.keys import code_digest
+from routetune.tasks.trial import Trial
+from routetune.tasks.verdicts.accuracy import is_finite
+from routetune.tasks.verdicts.rounds import estimate_from
+
+#: A candidate this many times slower than the best eligible one is abandoned: no noise makes up for it.
+HOPELESS = 3.0
+
+
+@stage("time engines", of="engine")
+def time_engines(bench: Bench, trials: list[Trial]) -> list[Trial]:
+    """The trials with their speed beside the control; also those over the tolerance, for the frontier."""
+    done = []
+    for trial in trials:
+        done.append(_timed(bench, trial))
+        # At once, not after the batch: an alias may stand right behind the route it inherits from.
+        bench.trials[trial.route.id] = done[-1]
+    return done
+
+
+def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
+    """Raw rounds of one engine beside the control's, from the worker or the store."""
+    assert trial.engine is not None and control.engine is not None
+    engines = {"candidate": trial.engine, "control": control.engine}
+    answer = bench.answer(_key(bench, engines), lambda: _make(bench, engines))
+    seconds = trial.seconds | {"timing": answer.value.get("seconds", 0.0)}
+    cached = (*trial.cached, "timing") if answer.cached else trial.cached
+    trial = replace(trial, seconds=seconds, cached=cached, failure=failure_from(answer.value))
+    rounds = answer.value.get("rounds")
+    if rounds is None:
+        return trial
+    estimate = estimate_from(rounds, bench.subject.target.timing.confidence)
+    return replace(
+        trial,
+        timing=rounds,
+        speed=estimate.ratio,
+        low=estimate.low,
+        high=estimate.high,
+        abandoned=bool(rounds["abandoned"]),
+    )
+
+
+def _timed(bench: Bench, trial: Trial) -> Trial:
+    if trial.alias_of is not None:
+        return _inherited(trial, bench.trials.get(trial.alias_of))
+    if trial.failure is not None or trial.losses is None or not is_finite(trial.losses):
+        return trial
+    if bench.control is None:
+        # The default route comes first, so it is the control wherever it runs; elsewhere the first
+        # eligible route stands in, since speed needs something to be measured against.
+        if trial.route.is_default or trial.accepted:
+            bench.control = trial = replace(trial, speed=1.0, low=1.0, high=1.0)
+            bench.attempts.canary = lambda: _run_alone(bench, trial)
+        return trial
+    return time_engine(bench, trial, bench.control)
+
+
+def _run_alone(bench: Bench, control: Trial) -> None:
+    """The control as a canary: load and run it; raises StepFailed when even that does not work any more."""
+    assert control.engine is not None
+    limit = bench.subject.target.budget.trial_seconds
+    bench.attempts.worker.call(CHECK, check_order(bench, control.engine), limit, bench.log)
+
+
+def _inherited(trial: Trial, first: Trial | None) -> Trial:
+    """An alias with the verdict and time of the route that was measured."""
+    if first is None:
+        return trial
+    names = ("losses", "loss", "accepted", "verdict", "speed", "low", "high", "abandoned", "failure")
+    return replace(trial, **{name: getattr(first, name) for name in names})
+
+
+def _key(bench: Bench, engines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return bench.key(
+        "timing",
+        code_digest("routetune.tasks.verdicts.steps"),
+        inputs=bench.timing_inputs,
+        settings=round_settings(bench),
+        **{role: [engine["digest"], engine["options"]] for role, engine in engines.items()},
+    )
+
+
+def _make(bench: Bench, engines: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    started = time.monotonic()
+    order: dict[str, Any] = {
+        "backend": bench.subject.backend,
+        "device": bench.subject.device,
+        "settings": bench.subject.target.engine.as_settings(),
+        "inputs": str(bench.store.blobs.verified(bench.timing_inputs)),
+        "rounds": round_settings(bench) | {"abandon_below": abandon_below(bench)},
+    }
+    for role, engine in engines.items():
+        order |= {role: engine, f"{role}_path": bench.engine_path(engine)}
+    rounds = bench.step("routetune.tasks.verdicts.steps:time", order)
+    return {"rounds": rounds, "seconds": round(time.monotonic() - started, 3)}, []
+
+
+def round_settings(bench: Bench) -> dict[str, Any]:
+    timing = bench.subject.target.timing
+    return {"seconds": timing.seconds, "width": timing.width, "confidence": timing.confidence}
+
+
+def abandon_below(bench: Bench) -> float | None:
+    """The speed below which a candidate is hopeless, or None before there is an eligible one."""
+    best = bench.best_speed
+    return None if best is None else best / HOPELESS

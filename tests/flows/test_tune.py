@@ -1,0 +1,196 @@
+"""The flow as a user meets it: tune, tune again, change something, kill it, break the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from routetune.data import folder
+from routetune.tasks.store import open_store
+
+TARGET = """
+schema = 1
+name = "small"
+model = "digits_cnn.onnx"
+backend = "onnxruntime"
+[shapes]
+x = {{ min = "1x1x8x8", opt = "32x1x8x8", max = "32x1x8x8" }}
+[reference]
+inputs = "digits.npz"
+labels = "y"
+[accuracy]
+metric = "lInf"
+tolerance = {tolerance}
+[search]
+routes = ["{routes}"]
+algorithm = "{algorithm}"
+[timing]
+seconds = {seconds}
+width = 0.001
+loads = 6
+"""
+
+ROUTES = "-graph_optimization_level=[disabled|all] -session.disable_prepacking=[0|1]"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[..., Path]:
+    """A target file over the sample CNN, with its model and inputs beside it."""
+    for name in ("models/digits_cnn.onnx", "inputs/digits.npz"):
+        shutil.copy(folder() / name, tmp_path)
+
+    def write(
+        tolerance: Any = 1e-3, routes: str = ROUTES, algorithm: str = "full", seconds: float = 0.1
+    ) -> Path:
+        path = tmp_path / "small.toml"
+        fields = {"tolerance": tolerance, "routes": routes, "algorithm": algorithm, "seconds": seconds}
+        path.write_text(TARGET.format(**fields))
+        return path
+
+    return write
+
+
+def answer(process: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, Any]:
+    assert process.returncode == code, process.stderr
+    found: dict[str, Any] = json.loads(process.stdout)
+    return found
+
+
+def test_from_target_to_publication_and_again(
+    small: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
+) -> None:
+    target = small()
+    first = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
+    assert first["state"] == "tuned"
+    assert first["counts"]["trials"] == 4
+    assert first["counts"]["builds"] == 4
+    assert Path(first["engine"]).exists()
+    routes = {trial["route"] for trial in first["trials"]}
+    assert "" in routes and "-graph_optimization_level=disabled" in routes
+
+    again = answer(routetune("tune", target, "--json"))
+    assert again["note"] == "fresh, nothing to do"
+    assert again["counts"]["builds"] == 0
+    assert again["engine_digest"] == first["engine_digest"]
+
+    state = answer(routetune("status", target, "--json", "--check"))
+    assert [one["state"] for one in state["targets"]] == ["fresh"]
+    assert answer(routetune("verify", target, "--json"))["problems"] == []
+    assert answer(routetune("show", target, "--json"))["route"] == first["route"]
+
+    forced = answer(routetune("tune", target, "--force", "--json", PREFECT_API_URL=prefect_url))
+    assert forced["counts"]["builds"] == 0
+    assert forced["generation"] == first["generation"] + 1
+
+
+def test_a_moved_tolerance_reselects_without_a_build(
+    small: Callable[..., Path], routetune: Any, prefect_url: str
+) -> None:
+    target = small()
+    answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
+    small(tolerance='"inf"')
+    state = answer(routetune("status", target, "--json", "--check"), code=3)["targets"][0]
+    assert state["state"] == "reselect"
+    assert [change["field"] for change in state["changes"]] == ["target.accuracy.tolerance"]
+    again = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
+    assert again["counts"]["builds"] == 0
+
+
+def test_an_impossible_tolerance_ends_with_4_and_publishes_nothing(
+    small: Callable[..., Path], routetune: Any, prefect_url: str
+) -> None:
+    # Level all folds the batch norms, so its bits differ from the reference; level disabled's do not, but
+    # it is not among these routes.
+    target = small(tolerance=0, routes="-session.disable_prepacking=[0|1]")
+    process = routetune("tune", target, PREFECT_API_URL=prefect_url)
+    assert process.returncode == 4, process.stderr
+    assert "none of the 2 routes tried is eligible" in process.stderr
+    assert "Traceback" not in process.stderr
+    state = answer(routetune("status", target, "--json"))["targets"][0]
+    assert state["state"] == "failed"
+
+
+def test_a_killed_run_goes_on_where_it_was(
+    small: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
+) -> None:
+    target = small(
+        routes="-graph_optimization_level=[disabled|basic|extended|all] -session.disable_prepacking=[0|1] "
+        "-enable_mem_pattern=[on|off]",
+        seconds=0.6,
+    )
+    environment = os.environ | {"ROUTETUNE_STORE": str(store_folder), "PREFECT_API_URL": prefect_url}
+    command = [sys.executable, "-m", "routetune.flows", "tune", str(target), "--json"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        deadline = time.monotonic() + 120
+        while len(finished(store_folder)) < 3 and time.monotonic() < deadline:
+            assert run.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.05)
+        os.kill(run.pid, signal.SIGKILL)
+    before = finished(store_folder)
+    assert 3 <= len(before) < 16
+    second = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
+    assert second["counts"]["trials"] == 16
+    assert second["counts"]["from store"] >= len(before)
+    after = finished(store_folder)
+    assert len(after) == len(set(after)) == 16, "each finished trial stands in the record once"
+    assert len({run for run, _ in after}) == 1
+
+
+def test_a_store_full_of_damage_heals(
+    small: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
+) -> None:
+    target = small(routes="-session.disable_prepacking=[0|1]")
+    first = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
+    for part in ("entries", "blobs", "records", "runs", "publications"):
+        for file in (store_folder / part).rglob("*"):
+            if file.is_file():
+                file.chmod(0o600)
+                file.write_bytes(b"")
+    state = answer(routetune("status", target, "--json", "--check"), code=3)["targets"][0]
+    assert state["state"] == "stale" and "damaged" in state["detail"]
+    process = routetune("tune", target, "--json", PREFECT_API_URL=prefect_url)
+    assert "warning: " in process.stderr and "damaged" in process.stderr
+    healed = answer(process)
+    assert healed["counts"]["builds"] == first["counts"]["builds"] == 2
+    assert answer(routetune("status", target, "--json", "--check"))["targets"][0]["state"] == "fresh"
+    assert (
+        answer(routetune("tune", target, "--force", "--json", PREFECT_API_URL=prefect_url))["counts"][
+            "builds"
+        ]
+        == 0
+    )
+
+
+def finished(store_folder: Path) -> list[tuple[str, str]]:
+    if not store_folder.exists():
+        return []
+    table = open_store(store_folder).records.read()
+    return list(zip(table["run"].to_pylist(), table["route"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("routes", "message"),
+    [
+        ("-graph_optimisation_level=[all]", "-graph_optimization_level"),
+        ("-graph_optimization_level=[most]", "most"),
+        ("", "routes"),
+    ],
+)
+def test_a_bad_route_is_refused_before_anything_starts(
+    small: Callable[..., Path], routetune: Any, routes: str, message: str
+) -> None:
+    process = routetune("tune", small(routes=routes), PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert process.returncode == 2, process.stderr
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
