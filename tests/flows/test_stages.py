@@ -1,0 +1,210 @@
+"""The stages as plain functions, without Prefect: what is reused, what is not, and what is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from routetune.data import folder
+from routetune.tasks.accuracy import check_accuracy
+from routetune.tasks.bench import open_bench
+from routetune.tasks.build import build_engines
+from routetune.tasks.errors import BadInput
+from routetune.tasks.expand import open_campaign
+from routetune.tasks.publish import publish_winner
+from routetune.tasks.reference import make_references
+from routetune.tasks.select import select_winner
+from routetune.tasks.status import freshness
+from routetune.tasks.store import Store, open_store
+from routetune.tasks.store.manifests import Publication
+from routetune.tasks.subject import open_subject
+from routetune.tasks.targets.inputs import input_sets
+from routetune.tasks.timing import time_engines
+from routetune.tasks.trial import Trial
+
+from tests.engines import faulty_models
+
+HEAD = """
+schema = 1
+name = "plain"
+model = "{model}"
+backend = "onnxruntime"
+[search]
+routes = {routes}
+algorithm = "full"
+[budget]
+trial_seconds = {trial_seconds}
+[timing]
+seconds = 0.05
+loads = 6
+[accuracy]
+metric = "lInf"
+tolerance = {tolerance}
+"""
+PATTERN = "-enable_mem_pattern=[on|off]"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def call(
+        model: onnx.ModelProto | None = None,
+        *,
+        routes: str = PATTERN,
+        tolerance: Any = 1e-3,
+        trial_seconds: float = 30,
+        name: str = "m.onnx",
+        place: Path | None = None,
+    ) -> Path:
+        place = place or tmp_path
+        place.mkdir(parents=True, exist_ok=True)
+        if model is not None:
+            onnx.save(model, place / name)
+        path = place / "plain.toml"
+        fields = {"model": name, "tolerance": tolerance, "trial_seconds": trial_seconds}
+        path.write_text(HEAD.format(routes=[routes], **fields))
+        return path
+
+    return call
+
+
+@pytest.fixture
+def store(store_folder: Path) -> Store:
+    return open_store(store_folder)
+
+
+def tune(path: Path, store: Store) -> tuple[Publication, dict[str, Trial]]:
+    """The flow's body, stage by stage, without Prefect."""
+    subject = open_subject(path)
+    with open_bench(subject, store) as bench:
+        make_references.fn(bench, input_sets(subject.target, subject.model))  # type: ignore[attr-defined]
+        search = open_campaign(bench)
+        while routes := search.ask():
+            trials = build_engines.fn(bench, routes)  # type: ignore[attr-defined]
+            trials = check_accuracy.fn(bench, trials)  # type: ignore[attr-defined]
+            search.tell(time_engines.fn(bench, trials))  # type: ignore[attr-defined]
+        selection = select_winner.fn(bench, list(bench.trials.values()))  # type: ignore[attr-defined]
+        publication = publish_winner.fn(bench, selection)  # type: ignore[attr-defined]
+        return publication, {str(trial.route): trial for trial in bench.trials.values()}
+
+
+def built(trials: dict[str, Trial]) -> int:
+    return sum("build" not in trial.cached for trial in trials.values())
+
+
+def adding(size: int = 4096, sidecar: str | None = None) -> onnx.ModelProto:
+    weight = numpy_helper.from_array(np.arange(size, dtype=np.float32), "w")
+    if sidecar is not None:
+        weight.ClearField("raw_data")
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=sidecar)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [size])],
+        [weight],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_changed_sidecar_bytes_are_another_model(write: Callable[..., Path], store: Store) -> None:
+    """A1: the .onnx bytes stay the same, and nothing may be reused."""
+    target = write(adding(sidecar="w.bin"))
+    sidecar = target.parent / "w.bin"
+    sidecar.write_bytes(np.arange(4096, dtype=np.float32).tobytes())
+    first, _ = tune(target, store)
+    assert freshness(target, store).state == "fresh"
+    content = bytearray(sidecar.read_bytes())
+    content[20:24] = np.float32(77).tobytes()
+    sidecar.write_bytes(content)
+    state = freshness(target, store)
+    assert state.state == "stale" and [change.field for change in state.changes] == ["target.model"]
+    second, trials = tune(target, store)
+    assert built(trials) == 2
+    assert first.reference.engine != second.reference.engine
+
+
+@pytest.mark.parametrize("name", ["here", "mod èle 士"])
+def test_sidecars_and_links_work_from_any_directory(
+    write: Callable[..., Path],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """A2, A3, A9: model and sidecar are links into blobs/, the folder has any name, and we are elsewhere."""
+    place, blobs = tmp_path / name, tmp_path / name / "blobs"
+    blobs.mkdir(parents=True)
+    onnx.save(adding(sidecar="m.onnx_data"), blobs / "aa")
+    (blobs / "bb").write_bytes(np.arange(4096, dtype=np.float32).tobytes())
+    (place / "m.onnx").symlink_to("blobs/aa")
+    (place / "m.onnx_data").symlink_to("blobs/bb")
+    target = write(place=place)
+    monkeypatch.chdir("/")
+    first, _ = tune(target, store)
+    monkeypatch.chdir(place)
+    assert freshness(Path("plain.toml"), store).state == "fresh"
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(first.engine, providers=["CPUExecutionProvider"])
+    x = np.ones(4096, np.float32)
+    assert np.array_equal(session.run(None, {"x": x})[0], x + np.arange(4096, dtype=np.float32))
+
+
+def test_models_of_other_shapes_share_nothing(write: Callable[..., Path], store: Store) -> None:
+    """G43: Add on 9 and Add on 16 elements, same names."""
+    _, first = tune(write(adding(9)), store)
+    _, second = tune(write(adding(16)), store)
+    assert built(first) == built(second) == 2
+    _, again = tune(write(adding(9)), store)
+    assert built(again) == 0
+
+
+def test_what_is_published_is_what_was_checked_and_timed(write: Callable[..., Path], store: Store) -> None:
+    """E39: the bytes come from the trial, never from a second build."""
+    publication, trials = tune(write(adding()), store)
+    winner = trials[publication.manifest["route"]]
+    assert winner.engine is not None
+    assert publication.reference.engine == winner.engine["digest"]
+    checks = [e.key for e in store.entries if e.key["stage"] == "accuracy"]
+    assert publication.reference.engine in {key["engine"] for key in checks}
+
+
+def test_a_default_route_that_hangs_leaves_the_first_eligible_one_as_control(
+    write: Callable[..., Path], store: Store
+) -> None:
+    routes = f"-ConstantFolding=off {PATTERN}"
+    target = write(faulty_models.hangs_when_folded(), routes=routes, trial_seconds=4)
+    publication, trials = tune(target, store)
+    assert trials[""].outcome == "timed out"
+    manifest = publication.manifest
+    assert manifest["control"] == "-ConstantFolding=off"
+    assert manifest["route"].startswith("-ConstantFolding=off")
+    assert manifest["decision"]["kind"] == "fastest eligible"
+
+
+def test_a_default_route_that_is_not_accurate_cannot_win(write: Callable[..., Path], store: Store) -> None:
+    """The default's blocked convolutions add up in another order than the model as written."""
+    routes = "-graph_optimization_level=[disabled|all] -intra_op_num_threads=1"
+    target = write(onnx.load(folder() / "models/digits_cnn.onnx"), routes=routes, tolerance=0)
+    target.write_text(target.read_text() + '[shapes]\nx = "32x1x8x8"\n')
+    publication, trials = tune(target, store)
+    manifest = publication.manifest
+    assert trials[""].accepted is False
+    assert manifest["control"] == "" and manifest["decision"]["kind"] == "fastest eligible"
+    assert "not eligible" in manifest["decision"]["reason"]
+    assert manifest["route"] == "-graph_optimization_level=disabled -intra_op_num_threads=1"
+
+
+def test_a_truncated_sidecar_is_refused_at_intake(write: Callable[..., Path], store: Store) -> None:
+    """A4, seen from the flow: one error that names file and sizes, before anything is built."""
+    target = write(adding(sidecar="w.bin"))
+    (target.parent / "w.bin").write_bytes(bytes(100))
+    with pytest.raises(BadInput, match=r"tensor 'w' expects 16384 bytes .*w\.bin, but the file has 100"):
+        tune(target, store)
+    assert not list(store.entries) and not store.runs.list()
