@@ -1,0 +1,122 @@
+"""What a Prefect user sees: task states, run names, artifacts; and that refresh_cache works as usual."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from routetune.data import folder
+from routetune.tasks.report.progress import Snapshot, listening
+
+TARGET = """
+schema = 1
+name = "Seen_by.Prefect"
+model = "digits_cnn.onnx"
+backend = "onnxruntime"
+[shapes]
+x = "8x1x8x8"
+[accuracy]
+metric = "lInf"
+tolerance = 1e-3
+[search]
+routes = ["-enable_mem_pattern=[on|off] -MatMulAddFusion=[on|off]"]
+algorithm = "full"
+[timing]
+seconds = 0.05
+loads = 6
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    shutil.copy(folder() / "models/digits_cnn.onnx", tmp_path)
+    path = tmp_path / "seen.toml"
+    path.write_text(TARGET)
+    return path
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.snapshots: list[Snapshot] = []
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+
+
+def tune(target: Path, store: Path) -> dict[str, Any]:
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from routetune.flows.tune import tune as flow
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        summary: dict[str, Any] = flow(str(target), str(store))
+    return summary
+
+
+def task_runs() -> dict[str, list[str]]:
+    """State names of the latest flow run's tasks, by the first words of the task run's name."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    with get_client(sync_client=True) as client:
+        [run] = client.read_flow_runs(limit=1, sort=FlowRunSort.START_TIME_DESC)
+        assert run.name == "tune seen"
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [run.id]}))
+    states: dict[str, list[str]] = {}
+    for one in found:
+        states.setdefault(one.name.partition(":")[0], []).append(one.state_name or "")
+    return states
+
+
+def artifact(key: str) -> Any:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter
+
+    with get_client(sync_client=True) as client:
+        [found] = client.read_artifacts(artifact_filter=ArtifactFilter(key={"any_": [key]}), limit=1)
+    return found.data
+
+
+def test_a_run_as_prefect_shows_it(target: Path, store_folder: Path, prefect_url: str) -> None:
+    recorder = Recorder()
+    with listening(recorder):
+        summary = tune(target, store_folder)
+    names = {"make references", "build engines", "check accuracy", "time engines", "select winner", "publish"}
+    assert names <= _eventually(task_runs, lambda found: names <= set(found)).keys()
+    assert summary["decision"]["reason"] in artifact("summary-seen-by-prefect")
+    assert "-enable_mem_pattern=off" in str(artifact("trials-seen-by-prefect"))
+
+    stages = [snapshot.stage for snapshot in recorder.snapshots]
+    assert stages[0] == "reference outputs" and stages[-1] == "duel of the finalists"
+    done = [snapshot.done for snapshot in recorder.snapshots]
+    assert done == sorted(done) and done[-1] == summary["counts"]["trials"]
+
+    tune(target, store_folder)
+    cached = {"make references", "build engines", "check accuracy", "time engines"}
+    states = _eventually(task_runs, lambda found: cached <= set(found))
+    assert all("Cached" in states[name] for name in cached), states
+    # The control is timed against nothing, so its batch asks the store for nothing; finalists are always
+    # timed afresh.
+    assert "Completed" not in states["build engines"] + states["check accuracy"]
+    assert set(states["select winner"]) == {"Completed"}
+
+
+def test_refresh_cache_makes_everything_anew(target: Path, store_folder: Path, prefect_url: str) -> None:
+    from prefect.settings import PREFECT_TASKS_REFRESH_CACHE, temporary_settings
+
+    tune(target, store_folder)
+    with temporary_settings({PREFECT_TASKS_REFRESH_CACHE: True}):
+        again = tune(target, store_folder)
+    assert again["counts"]["builds"] == again["counts"]["trials"]
+
+
+def _eventually(ask: Any, enough: Any) -> Any:
+    """The server records task runs a moment after they ended."""
+    import time
+
+    deadline = time.monotonic() + 15
+    while not enough(found := ask()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
