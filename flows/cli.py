@@ -158,8 +158,10 @@ def _answer(answer: dict[str, Any], as_json: bool, table: str) -> None:
 
     render: Callable[[dict[str, Any], Console], None] = getattr(tables, table)
     # A pipe or a file has no width of its own; routes and reasons must not be cut there.
-    width = None if sys.stdout.isatty() else 160
-    render(answer, Console(width=width, highlight=False))
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    with console.capture() as text:
+        render(answer, console)
+    typer.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass
 class Bench:
-    """Everything that the stages of one run share. Plain class instances like this one are opaque to Prefect.
+    """Everything that the stages of one run share.
 
     Attributes:
         references: the reference outputs, one dict per input set; filled by the first stage.
@@ -193,12 +193,16 @@ def open_bench(subject: Subject, store: Store, refresh: bool = False) -> Iterato
 def _device(subject: Subject) -> Iterator[None]:
     """The device, alone where the target asks for that: "wait" for it, "require" it, or "warn" and go on."""
     rule = subject.target.timing.exclusive
+    what = f"tuning {subject.target.name}"
     with ExitStack() as stack:
         try:
-            lock = device_lock(subject.device, wait=rule == "wait", what=f"tuning {subject.target.name}")
-            stack.enter_context(lock)
+            stack.enter_context(device_lock(subject.device, wait=False, what=what))
         except BusyDevice as busy:
             if rule == "require":
                 raise
-            warnings.warn(f"{busy}; measuring beside it, as the target says", stacklevel=2)
+            if rule == "wait":
+                warnings.warn(f"{busy}; waiting for it, as the target says", stacklevel=2)
+                stack.enter_context(device_lock(subject.device, what=what))
+            else:
+                warnings.warn(f"{busy}; measuring beside it, as the target says", stacklevel=2)
         yield

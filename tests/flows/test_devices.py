@@ -1,0 +1,64 @@
+"""Two tunes on one device: one waits for the other, is refused, or goes on beside it, as the target says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from routetune.tasks.bench import _device
+from routetune.tasks.store.locks import BusyDevice
+from routetune.tasks.subject import Subject, open_subject
+
+from tests.flows.test_stages import HEAD, adding
+
+HOLD = """
+import sys, time
+from routetune.tasks.store.locks import device_lock
+with device_lock("cpu", what="tuning another"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def neighbour() -> Iterator[None]:
+    """Another process that has the device for two seconds."""
+    command = [sys.executable, "-c", HOLD, "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield
+
+
+def subject(folder: Path, rule: str) -> Subject:
+    import onnx
+
+    onnx.save(adding(), folder / "m.onnx")
+    path = folder / "t.toml"
+    fields = {
+        "model": "m.onnx",
+        "tolerance": 1,
+        "trial_seconds": 5,
+        "routes": ["-enable_mem_pattern=[on|off]"],
+    }
+    path.write_text(HEAD.format(**fields).replace("[timing]", f'[timing]\nexclusive = "{rule}"'))
+    return open_subject(path)
+
+
+def test_require_refuses_and_names_the_holder(neighbour: None, tmp_path: Path) -> None:
+    with pytest.raises(BusyDevice, match="tuning another"), _device(subject(tmp_path, "require")):
+        pass
+
+
+def test_warn_goes_on_beside_it(neighbour: None, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="measuring beside it"), _device(subject(tmp_path, "warn")):
+        pass
+
+
+def test_wait_says_so_and_waits(neighbour: None, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.warns(UserWarning, match="waiting for it"), _device(subject(tmp_path, "wait")):
+        assert time.monotonic() - started > 0.5
