@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ def run_tune(target: Path, store: Path, refresh: bool = False, quiet: bool = Fal
     from routetune.flows.tune import tune
     from routetune.tasks.report.progress import listening
 
-    listener: Any = nullcontext()
-    if sys.stderr.isatty() and not quiet:
-        from routetune.tasks.report.bar import Bar
+    with ExitStack() as stack:
+        if sys.stderr.isatty() and not quiet:
+            from routetune.tasks.report.bar import Bar
 
-        listener = listening(Bar())
-    # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), listener:
+            stack.enter_context(listening(stack.enter_context(closing(Bar()))))
+        # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
+        stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
         report: dict[str, Any] = tune(str(target.absolute()), str(store), refresh)
     return report
