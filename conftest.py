@@ -31,7 +31,6 @@ def own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv(name, raising=False)
     patch.setenv("DO_NOT_TRACK", "1")
     patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    patch.setenv("PREFECT_LOGGING_LEVEL", "CRITICAL")
     patch.setenv("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     yield
     patch.undo()

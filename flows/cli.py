@@ -19,7 +19,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of tables.")]
@@ -30,6 +29,8 @@ StoreOption = Annotated[
 TargetArgument = Annotated[Path, typer.Argument(help="The target file (TOML).")]
 
 STALE = 3
+#: Knobs begin with a dash as options do; no command may have short options, or these would be ambiguous.
+KNOBS_AS_ARGUMENTS = {"ignore_unknown_options": True}
 
 
 @app.command()
@@ -55,7 +56,8 @@ def tune(
     state = freshness_of(subject, opened)
     if state.state == "cannot tell":
         raise RoutetuneError(f"target {subject.target.name!r}: {state.detail}")
-    if state.state == "fresh" and not (force or refresh):
+    damaged = state.state == "fresh" and opened.publications.verify(subject.target.name, subject.key)
+    if state.state == "fresh" and not (force or refresh or damaged):
         from routetune.tasks.report.summary import published_summary
 
         _answer(published_summary(state), as_json, "run_summary")
@@ -88,7 +90,7 @@ def status(
         raise typer.Exit(STALE)
 
 
-@app.command()
+@app.command(context_settings=KNOBS_AS_ARGUMENTS)
 def knobs(
     name: Annotated[str | None, typer.Argument(help="A knob, or a glob such as '-session.*'.")] = None,
     backend: Annotated[str, typer.Option(help="Whose knobs.")] = "onnxruntime",
@@ -101,7 +103,7 @@ def knobs(
     _answer(knob_table(backend, device, name), as_json, "knobs")
 
 
-@app.command()
+@app.command(context_settings=KNOBS_AS_ARGUMENTS)
 def expand(
     what: Annotated[str, typer.Argument(help="A target file, or a route expression.")],
     algorithm: Annotated[
@@ -139,6 +141,15 @@ def verify(target: TargetArgument, store: StoreOption = None, as_json: Json = Fa
 
 
 @app.command()
+def rollback(target: TargetArgument, store: StoreOption = None, as_json: Json = False) -> None:
+    """Go back to the generation that was current before, in this environment."""
+    from routetune.tasks.report.answers import rolled_back
+    from routetune.tasks.store import open_store
+
+    _answer(rolled_back(target, open_store(store)), as_json, "run_summary")
+
+
+@app.command()
 def doctor(store: StoreOption = None, as_json: Json = False) -> None:
     """Check the machine: libraries, devices, store, Prefect; says what is missing and what to do."""
     from routetune.tasks.doctor import examine
@@ -158,7 +169,7 @@ def _answer(answer: dict[str, Any], as_json: bool, table: str) -> None:
 
     render: Callable[[dict[str, Any], Console], None] = getattr(tables, table)
     # A pipe or a file has no width of its own; routes and reasons must not be cut there.
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     with console.capture() as text:
         render(answer, console)
     typer.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
@@ -175,7 +186,9 @@ def main() -> None:
         app()
     except RoutetuneError as error:
         if "--json" in sys.argv:
-            print(json.dumps({"error": str(error)}))
+            print(json.dumps({"error": str(error)} | error.details, indent=2))
+        elif error.details:
+            _answer(error.details, as_json=False, table="refusal")
         print(f"routetune: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

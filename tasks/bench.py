@@ -37,6 +37,16 @@ class Answer:
     cached: bool
 
 
+#: Makes a value and the digests of its blobs.
+Make = Callable[[], tuple[dict[str, Any], list[str]]]
+#: Whether a kept value may still be used.
+Holds = Callable[[dict[str, Any]], bool]
+
+
+def _always(_: dict[str, Any]) -> bool:
+    return True
+
+
 @dataclass
 class Bench:
     """Everything that the stages of one run share.
@@ -70,22 +80,22 @@ class Bench:
         """The whole key of a stage's entry: what it is made from, by which code, where."""
         return stage_key(stage, code=code, environment=self.subject.environment.fields, **parts)
 
-    def answer(self, key: dict[str, Any], make: Callable[[], tuple[dict[str, Any], list[str]]]) -> Answer:
+    def answer(self, key: dict[str, Any], make: Make, holds: Holds = _always) -> Answer:
         """The value for `key`: from the store, or made now, and kept.
 
         `make` returns the value and the digests of its blobs. Two processes never make one key at once.
         A step that failed gives the value {"failure": ...}; it is kept only where it says something of the
-        route.
+        route. A kept value that no longer `holds` is made anew.
         """
-        answer = self._answer(key, make)
+        answer = self._answer(key, make, holds)
         self.asked.append((key, answer.cached))
         return answer
 
-    def _answer(self, key: dict[str, Any], make: Callable[[], tuple[dict[str, Any], list[str]]]) -> Answer:
-        if (value := self._recalled(key)) is not None:
+    def _answer(self, key: dict[str, Any], make: Make, holds: Holds) -> Answer:
+        if (value := self._recalled(key)) is not None and holds(value):
             return Answer(value, cached=True)
         with making(self.store.root, canonical.digest(key)):
-            if (value := self._recalled(key)) is not None:
+            if (value := self._recalled(key)) is not None and holds(value):
                 return Answer(value, cached=True)
             try:
                 value, blobs = make()
@@ -176,7 +186,8 @@ def open_bench(subject: Subject, store: Store, refresh: bool = False) -> Iterato
     """A bench with a locked device and a worker, both given back at the end.
 
     Raises:
-        BadInput: the device is in use and the target says not to wait.
+        BusyDevice: the device is in use and the target requires to have it alone.
+        RunInProgress: another process is tuning the same.
     """
     with ExitStack() as stack:
         stack.enter_context(_device(subject))
@@ -184,9 +195,17 @@ def open_bench(subject: Subject, store: Store, refresh: bool = False) -> Iterato
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        _remove_leftovers(folder.parent)
         worker = stack.enter_context(Worker(folder))
         database = open_backend(subject.backend).knobs(subject.device)
         yield Bench(subject, store, run, database, Attempts(worker), folder, refresh)
+
+
+def _remove_leftovers(scratch: Path) -> None:
+    """Delete what killed runs left a day ago or longer; a live run touches its folder at every step."""
+    for left in scratch.iterdir():
+        if time.time() - left.stat().st_mtime > 86_400:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager

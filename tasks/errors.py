@@ -1,5 +1,9 @@
 """The errors a user can meet, each with the exit code of the command line."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class RoutetuneError(Exception):
     """Base of every error shown to a user as one sentence, without a traceback.
@@ -8,6 +12,11 @@ class RoutetuneError(Exception):
     """
 
     exit_code = 1
+
+    def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        #: What a program would want to know besides the sentence, as plain JSON.
+        self.details = details or {}
 
 
 class BadInput(RoutetuneError):

@@ -12,6 +12,7 @@ from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.select import Selection
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication
+from routetune.tasks.targets.environment import conditions
 
 
 @stage("publish", of="winner")
@@ -41,6 +42,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
         "device": subject.device,
         "bound_to": subject.bound_to,
         "environment_label": subject.environment.label,
+        "conditions": conditions(subject.device),
         "route": str(winner.route),
         "options": winner.engine["options"],
         "identity": winner.engine["identity"],

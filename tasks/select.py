@@ -9,6 +9,7 @@ from routetune.tasks.bench import Bench
 from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import NoEligibleRoute
 from routetune.tasks.report import progress
+from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.stage import stage
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.accuracy import judge
@@ -66,7 +67,8 @@ def _control(bench: Bench, trials: list[Trial]) -> Trial:
     if bench.control is None or not any(trial.eligible for trial in trials):
         raise NoEligibleRoute(
             f"target {bench.subject.target.name!r}: none of the {len(trials)} routes tried is eligible; "
-            + _common_reasons(trials)
+            + _common_reasons(trials),
+            {"target": bench.subject.target.name, "excluded": [trial_summary(trial) for trial in trials]},
         )
     return bench.control
 

@@ -44,7 +44,10 @@ class Freshness:
             "state": self.state,
             "cost": self.cost,
             "detail": self.detail,
-            "changes": [{"field": c.field, "old": c.old, "new": c.new, "cost": c.cost} for c in self.changes],
+            "changes": [
+                {"field": c.field, "old": c.old, "new": c.new, "cost": c.cost, "text": str(c)}
+                for c in self.changes
+            ],
             "generation": published and published.reference.generation,
             "route": published and published.manifest["route"],
             "speed": published and published.manifest["speed"],
@@ -56,7 +59,7 @@ def freshness(path: Path, store: Store) -> Freshness:
     try:
         return freshness_of(open_subject(path), store)
     except BadInput as error:
-        return Freshness(path.stem, str(path), "refused", detail=str(error))
+        return Freshness(path.stem, str(path.absolute()), "refused", detail=str(error))
 
 
 def freshness_of(subject: Subject, store: Store) -> Freshness:
@@ -74,6 +77,9 @@ def freshness_of(subject: Subject, store: Store) -> Freshness:
         if runs and runs[-1].status == FAILED and runs[-1].bound_to == subject.bound_to:
             return Freshness(name, path, "failed", detail=runs[-1].reason)
         return Freshness(name, path, "never tuned")
+    if _is_cut(published):
+        detail = f"engine {published.engine} is missing or has not the size it was published with"
+        return Freshness(name, path, "stale", cost="publish", detail=detail, publication=published)
     changes = tuple(compare(published.manifest["bound_to"], subject.bound_to))
     if not changes:
         return Freshness(name, path, "fresh", publication=published)
@@ -90,6 +96,15 @@ def _nearest(subject: Subject, store: Store) -> Publication | None:
     name = subject.target.name
     others = [store.publications.current(name, key) for key in store.publications.environments(name)]
     return max((p for p in others if p), key=lambda p: str(p.manifest["published_at"]), default=None)
+
+
+def _is_cut(published: Publication) -> bool:
+    """Whether the engine file cannot be the published one. Its size tells without reading it; `verify` and
+    the loader read every byte."""
+    try:
+        return published.engine.stat().st_size != int(published.manifest["engine"]["size"])
+    except OSError:
+        return True
 
 
 def find_targets(places: list[Path]) -> list[Path]:

@@ -33,7 +33,11 @@ def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
     """Raw rounds of one engine beside the control's, from the worker or the store."""
     assert trial.engine is not None and control.engine is not None
     engines = {"candidate": trial.engine, "control": control.engine}
-    answer = bench.answer(_key(bench, engines), lambda: _make(bench, engines))
+    answer = bench.answer(
+        _key(bench, engines),
+        make=lambda: _make(bench, engines),
+        holds=lambda value: _still_holds(bench, value),
+    )
     seconds = trial.seconds | {"timing": answer.value.get("seconds", 0.0)}
     cached = (*trial.cached, "timing") if answer.cached else trial.cached
     trial = replace(trial, seconds=seconds, cached=cached, failure=failure_from(answer.value))
@@ -64,6 +68,16 @@ def _timed(bench: Bench, trial: Trial) -> Trial:
             bench.attempts.canary = lambda: _run_alone(bench, trial)
         return trial
     return time_engine(bench, trial, bench.control)
+
+
+def _still_holds(bench: Bench, value: dict[str, Any]) -> bool:
+    """Whether a kept measurement may be used: one that was cut short tells only that the engine was slow
+    beside the best one of its day, which another tolerance or control may have made ineligible."""
+    rounds = value.get("rounds")
+    if rounds is None or not rounds["abandoned"]:
+        return True
+    bound = abandon_below(bench)
+    return bound is not None and estimate_from(rounds).ratio < bound
 
 
 def _run_alone(bench: Bench, control: Trial) -> None:

@@ -66,7 +66,7 @@ class Attempts:
             self.canary()
         except StepFailed as broken:
             raise EnvironmentBroken(
-                f"{DEATHS_IN_A_ROW} routes in a row ended their process, and then the default route did too "
+                f"{DEATHS_IN_A_ROW} routes in a row ended their process, and then the control did too "
                 f"({broken.reason}): the machine, driver or library is at fault, so no route is blamed. "
                 "Mend it and run again; what was finished is kept"
             ) from broken

@@ -6,6 +6,7 @@ Run as `python -P -m routetune.tasks.engines.child REQUEST_FD REPLY_FD PARENT_PI
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> int:
     _die_with(parent)
     for fd in (request, reply):
         os.set_inheritable(fd, False)  # a grandchild must not keep the pipe open after we are gone
+    faulthandler.enable()  # a crash then leaves the stack in the log of its step
     wire.send(reply, {"result": "ready"})
     while True:
         try:

@@ -152,10 +152,8 @@ class Worker:
             self._await(process, START_SECONDS)
         except (wire.Closed, StepFailed) as error:
             self.close()
-            log = self.folder / "worker.log"
-            raise EnvironmentBroken(
-                f"the worker process did not start ({error}); its output is in {log}"
-            ) from error
+            said = (self.folder / "worker.log").read_text(errors="replace").strip()[-2000:]
+            raise EnvironmentBroken(f"the worker process did not start: {error}\n{said}") from error
 
     def _variables(self) -> dict[str, str]:
         return worker_variables() | self.variables

@@ -10,6 +10,7 @@ from typing import Any
 from routetune.tasks.engines.base import open_backend
 from routetune.tasks.errors import BadInput
 from routetune.tasks.report.summary import published
+from routetune.tasks.routes.expression import read_expression_file
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.route import spell
 from routetune.tasks.routes.space import open_space
@@ -25,7 +26,9 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
 
     The second phase of mixed depends on measurements, so only the first is listed.
     """
-    if what.endswith(".toml") or Path(what).is_file():
+    if not what.endswith(".toml") and Path(what).is_file():
+        what = read_expression_file(what)
+    if what.endswith(".toml"):
         target = load_target(Path(what))
         backend, device = resolve(target)
         search = target.search
@@ -71,10 +74,21 @@ def shown(path: Path, store: Store) -> dict[str, Any]:
     state = freshness_of(open_subject(path), store)
     if state.publication is None:
         raise BadInput(
-            f"target {state.target!r} is {state.state}: nothing is published in {store.root}; "
+            f"target {state.target!r}: nothing is published in {store.root} ({state.state}); "
             f"run 'routetune tune {path}' first"
         )
     return published(state.publication) | {"state": state.state, "changes": state.to_json()["changes"]}
+
+
+def rolled_back(path: Path, store: Store) -> dict[str, Any]:
+    """The publication that is current after going back by one generation.
+
+    Raises:
+        BadInput: there is no earlier generation that is whole.
+    """
+    subject = open_subject(path)
+    publication = store.publications.rollback(subject.target.name, subject.key)
+    return published(publication) | {"state": f"rolled back to generation {publication.reference.generation}"}
 
 
 def verification(path: Path, store: Store) -> dict[str, Any]:

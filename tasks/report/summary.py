@@ -25,6 +25,8 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
         "speed": _number(trial.speed),
         "low": _number(trial.low),
         "high": _number(trial.high),
+        "step": trial.failure and trial.failure.step,
+        "log": trial.failure and trial.failure.log,
         "alias_of": trial.alias_of,
         "abandoned": trial.abandoned,
         "seconds": trial.seconds,

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from routetune.tasks.report.summary import DEFAULT, headline, speed_text
+from routetune.tasks.report.summary import DEFAULT, speed_text
 
 _COLOURS = {"fresh": "green", "tuned": "green", "stale": "yellow", "reselect": "yellow"}
 
@@ -30,11 +30,12 @@ def run_summary(answer: dict[str, Any], console: Console) -> None:
     _explanations(answer["decision"]["explanations"], console)
     _excluded(answer["excluded"], console)
     for change in answer.get("changes", []):
-        console.print(escape(f"moved: {change['field']}: {change['old']} -> {change['new']}"))
+        console.print(escape(f"moved: {change['text']}"))
 
 
-def headline_text(answer: dict[str, Any]) -> str:
-    return headline(answer)
+def refusal(answer: dict[str, Any], console: Console) -> None:
+    """Every route of a run that ended without an eligible one."""
+    _excluded(answer["excluded"], console)
 
 
 def freshness(answer: dict[str, Any], console: Console) -> None:
@@ -52,7 +53,7 @@ def freshness(answer: dict[str, Any], console: Console) -> None:
         if one["detail"]:
             console.print(escape(f"{one['target']}: {one['detail']}"))
         for change in one["changes"]:
-            console.print(escape(f"{one['target']}: {change['field']}: {change['old']} -> {change['new']}"))
+            console.print(escape(f"{one['target']}: {change['text']}"))
 
 
 def knobs(answer: dict[str, Any], console: Console) -> None:

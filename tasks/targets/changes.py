@@ -37,6 +37,9 @@ _TABLE: dict[tuple[str, ...], str] = {
     ("target", "accuracy", "tolerance"): "reselect",
     ("target", "timing"): "retime",
     ("target", "timing", "min_gain"): "reselect",
+    ("target", "timing", "finalists"): "reselect",  # the duel is never answered from the store
+    ("target", "timing", "loads"): "reselect",
+    ("target", "timing", "exclusive"): "reselect",
     ("target", "search"): "search",
     ("target", "budget"): "search",
 }

@@ -208,3 +208,35 @@ def test_a_truncated_sidecar_is_refused_at_intake(write: Callable[..., Path], st
     with pytest.raises(BadInput, match=r"tensor 'w' expects 16384 bytes .*w\.bin, but the file has 100"):
         tune(target, store)
     assert not list(store.entries) and not store.runs.list()
+
+
+def heavy() -> onnx.ModelProto:
+    """Big enough a product that one thread or level more or less decides nothing, and slow tricks show."""
+    weight = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", [f"h{i}", "w"], [f"h{i + 1}"]) for i in range(4)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("h0", TensorProto.FLOAT, [64, 512])],
+        [helper.make_tensor_value_info("h4", TensorProto.FLOAT, [64, 512])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_a_measurement_that_was_cut_short_is_made_again_when_its_reason_is_gone(
+    write: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Abandoned beside a best route of that day; with another tolerance the bound falls, and it is timed."""
+    from routetune.tasks import timing
+
+    target = write(heavy(), routes="-session.disable_prepacking=[0|1]", tolerance=1e9)
+    with monkeypatch.context() as strict:
+        strict.setattr(timing, "HOPELESS", 1e-6)  # whatever is not a million times faster is hopeless
+        _, trials = tune(target, store)
+    assert trials["-session.disable_prepacking=1"].abandoned
+    _, again = tune(target, store)
+    assert not again["-session.disable_prepacking=1"].abandoned
+    assert "timing" not in again["-session.disable_prepacking=1"].cached
+    _, third = tune(target, store)
+    assert "timing" in third["-session.disable_prepacking=1"].cached

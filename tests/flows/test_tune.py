@@ -90,6 +90,17 @@ def test_from_target_to_publication_and_again(
     forced = answer(routetune("tune", target, "--force", "--json", PREFECT_API_URL=prefect_url))
     assert forced["counts"]["builds"] == 0
     assert forced["generation"] == first["generation"] + 1
+    back = answer(routetune("rollback", target, "--json"))
+    assert back["generation"] == first["generation"]
+    assert "no earlier" in routetune("rollback", target).stderr
+
+    engine = Path(back["engine"])
+    engine.chmod(0o600)
+    engine.write_bytes(engine.read_bytes()[:-1] + b"?")
+    assert routetune("verify", target).returncode == 1
+    healed = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
+    assert healed["state"] == "tuned" and healed["counts"]["builds"] == 0
+    assert answer(routetune("status", target, "--json", "--check"))["targets"][0]["state"] == "fresh"
 
 
 def test_a_moved_tolerance_reselects_without_a_build(
@@ -114,7 +125,10 @@ def test_an_impossible_tolerance_ends_with_4_and_publishes_nothing(
     process = routetune("tune", target, PREFECT_API_URL=prefect_url)
     assert process.returncode == 4, process.stderr
     assert "none of the 2 routes tried is eligible" in process.stderr
+    assert "-session.disable_prepacking=1" in process.stdout, "each route with its reason"
     assert "Traceback" not in process.stderr
+    refused = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url), code=4)
+    assert {one["outcome"] for one in refused["excluded"]} == {"inaccurate"} and refused["error"]
     state = answer(routetune("status", target, "--json"))["targets"][0]
     assert state["state"] == "failed"
 

@@ -54,7 +54,7 @@ SECTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"accuracy": {"atol": 1.0}}, "target.accuracy.atol", "recheck"),
     ({"accuracy": {"rtol": 1.0}}, "target.accuracy.rtol", "recheck"),
     ({"timing": {"width": 0.5}}, "target.timing.width", "retime"),
-    ({"timing": {"loads": 3}}, "target.timing.loads", "retime"),
+    ({"timing": {"loads": 3}}, "target.timing.loads", "reselect"),
     ({"reference": {"seed": 3}}, "target.reference.seed", "retime"),
     ({"reference": {"samples": 3}}, "target.reference.samples", "retime"),
     ({"reference": {"ranges": {"x": [0, 1]}}}, "target.reference.ranges.x", "retime"),
