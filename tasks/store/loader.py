@@ -101,9 +101,10 @@ def _choose(root: Path, target: str, today: Mapping[str, Any] | None) -> Publica
     if len(found) == 1:
         return found[0]
     names = "; ".join(_label(publication) for publication in found)
+    compared = "give today's to compare with" if today is None else f"{len(fitting)} of them fit today's"
     raise BadInput(
-        f"target {target!r} is published for {len(found)} environments, and "
-        f"{len(fitting)} of them fit: choose one by its key: {names}"
+        f"target {target!r} is published for {len(found)} environments: {compared}, or choose one by its key: "
+        f"{names}"
     )
 
 
@@ -141,7 +142,8 @@ def _shown(change: Change) -> str:
 def _label(publication: Publication) -> str:
     fields = publication.manifest["bound_to"]["environment"]
     device = fields.get("gpu.name") or fields.get("cpu.model") or "unnamed device"
-    return f"{publication.manifest['environment_key']} ({device})"
+    when = str(publication.manifest["published_at"])[:10]
+    return f"{publication.manifest['environment_key']} ({device}, published {when})"
 
 
 __all__ = ["BadPublication", "Published", "Refused", "load_current"]
