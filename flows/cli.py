@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +31,8 @@ StoreOption = Annotated[
 TargetArgument = Annotated[Path, typer.Argument(help="The target file (TOML).")]
 
 STALE = 3
+#: Prefect may take this long to hand its last events over and to stop a server of its own.
+LEAVE_SECONDS = 20.0
 #: Knobs begin with a dash as options do; no command may have short options, or these would be ambiguous.
 KNOBS_AS_ARGUMENTS = {"ignore_unknown_options": True}
 
@@ -65,7 +69,11 @@ def tune(
     check_inputs(subject)
     from routetune.flows.run import run_tune
 
-    _answer(run_tune(target, opened.root, refresh=refresh, quiet=as_json), as_json, "run_summary")
+    _answer(
+        run_tune(target, opened.root, force=force or bool(damaged), refresh=refresh, quiet=as_json),
+        as_json,
+        "run_summary",
+    )
 
 
 @app.command()
@@ -81,7 +89,7 @@ def status(
     from routetune.tasks.status import find_targets, freshness
     from routetune.tasks.store import open_store
 
-    opened = open_store(store)
+    opened = open_store(store, write=False)
     found = [freshness(path, opened) for path in find_targets(targets or [Path()])]
     _answer({"targets": [one.to_json() for one in found]}, as_json, "freshness")
     if any(one.state == "refused" for one in found):
@@ -125,7 +133,7 @@ def show(target: TargetArgument, store: StoreOption = None, as_json: Json = Fals
     from routetune.tasks.report.answers import shown
     from routetune.tasks.store import open_store
 
-    _answer(shown(target, open_store(store)), as_json, "run_summary")
+    _answer(shown(target, open_store(store, write=False)), as_json, "run_summary")
 
 
 @app.command()
@@ -134,7 +142,7 @@ def verify(target: TargetArgument, store: StoreOption = None, as_json: Json = Fa
     from routetune.tasks.report.answers import verification
     from routetune.tasks.store import open_store
 
-    answer = verification(target, open_store(store))
+    answer = verification(target, open_store(store, write=False))
     _answer(answer, as_json, "verification")
     if answer["problems"]:
         raise typer.Exit(1)
@@ -180,17 +188,41 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def main() -> None:
-    """Entry point: errors of ours become one sentence and an exit code, never a traceback."""
+    """Entry point: what goes wrong becomes one sentence and an exit code, never a traceback of ours."""
     warnings.showwarning = _warn
     try:
-        app()
-    except RoutetuneError as error:
-        if "--json" in sys.argv:
-            print(json.dumps({"error": str(error)} | error.details, indent=2))
-        elif error.details:
-            _answer(error.details, as_json=False, table="refusal")
-        print(f"routetune: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("routetune: interrupted; run again to go on from here", file=sys.stderr)
-        sys.exit(130)
+        code = app(standalone_mode=False)
+    except BaseException as error:
+        code = _explained(error)
+    _leave(int(code or 0))
+
+
+def _explained(error: BaseException) -> int:
+    """Say what went wrong, on stderr and with --json on stdout too; the exit code. Raises what is our bug."""
+    details: dict[str, Any] = {}
+    if isinstance(error, RoutetuneError):
+        text, code, details = str(error), error.exit_code, error.details
+    elif isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        text, code = "interrupted; run again to go on from here", 130
+    elif isinstance(error, OSError):
+        text, code = f"the system refused: {error}; what was finished is kept", 1
+    elif callable(message := getattr(error, "format_message", None)):  # a usage error of the command line
+        text, code = f"{message()} (see 'routetune --help')", 2
+    else:
+        raise error
+    if "--json" in sys.argv:
+        print(json.dumps({"error": text} | details, indent=2))
+    elif details:
+        _answer(details, as_json=False, table="refusal")
+    print(f"routetune: {text}", file=sys.stderr)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End, within bounds: a dead Prefect server must not hold a process whose answer is out."""
+    sys.stdout.flush()
+    if "prefect" in sys.modules:
+        timer = threading.Timer(LEAVE_SECONDS, os._exit, [code])
+        timer.daemon = True
+        timer.start()
+    sys.exit(code)

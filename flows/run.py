@@ -8,6 +8,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from routetune.tasks.errors import RoutetuneError
+
 #: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
 #: is a child process that prints to our stderr, and has nothing to tell a person who started none.
 QUIET = {
@@ -22,10 +24,13 @@ QUIET = {
 }
 
 
-def run_tune(target: Path, store: Path, refresh: bool = False, quiet: bool = False) -> dict[str, Any]:
+def run_tune(
+    target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
+) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    _check_server()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from routetune.flows.tune import tune
     from routetune.tasks.report.progress import listening
@@ -37,5 +42,14 @@ def run_tune(target: Path, store: Path, refresh: bool = False, quiet: bool = Fal
             stack.enter_context(listening(stack.enter_context(closing(Bar()))))
         # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
-        report: dict[str, Any] = tune(str(target.absolute()), str(store), refresh)
+        report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
     return report
+
+
+def _check_server() -> None:
+    """Ask the server, where one is named, before Prefect fails on it with a traceback."""
+    from routetune.tasks.doctor import prefect_server
+
+    answers, found = prefect_server()
+    if not answers:
+        raise RoutetuneError(f"Prefect: {found}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from routetune.tasks.accuracy import check_accuracy
-from routetune.tasks.bench import Bench, open_bench
+from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
-from routetune.tasks.report.summary import markdown, run_summary
+from routetune.tasks.report.summary import markdown, published_summary, run_summary
 from routetune.tasks.select import select_winner
+from routetune.tasks.status import freshness, freshness_of
 from routetune.tasks.store import open_store
-from routetune.tasks.subject import open_subject
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
 
@@ -27,19 +28,25 @@ def _name() -> str:
 
 
 @flow(name="tune", flow_run_name=_name, persist_result=False, validate_parameters=False)
-def tune(target: str, store: str | None = None, refresh: bool = False) -> dict[str, Any]:
-    """Tune one target and publish the winner.
+def tune(target: str, store: str | None = None, force: bool = False, refresh: bool = False) -> dict[str, Any]:
+    """Tune one target and publish the winner; what is fresh is left alone.
 
     Args:
         target: path of the target file.
         store: folder of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
-        refresh: answer no step from the store.
+        force: tune although what is published is fresh.
+        refresh: answer no step from the store; implies force.
 
     Returns: the run's summary as plain JSON; see docs/publications.md.
     """
-    subject = open_subject(Path(target))
-    with open_bench(subject, open_store(store and Path(store)), refresh) as bench:
-        make_references(bench, input_sets(subject.target, subject.model))
+    opened, anew = open_store(store and Path(store)), force or refresh
+    if not anew and (state := freshness(Path(target), opened)).state == "fresh":
+        return published_summary(state)
+    with open_bench(Path(target), opened, refresh) as bench:
+        # Again, now that the device is ours: whoever had it may have tuned the same.
+        if not anew and (state := freshness_of(bench.subject, opened)).state == "fresh":
+            return published_summary(state)
+        make_references(bench, input_sets(bench.subject.target, bench.subject.model))
         search = open_campaign(bench)
         while routes := search.ask():
             trials = build_engines(bench, routes)
@@ -48,15 +55,18 @@ def tune(target: str, store: str | None = None, refresh: bool = False) -> dict[s
         selection = select_winner(bench, list(bench.trials.values()))
         publication = publish_winner(bench, selection)
         summary = run_summary(bench, publication, search.ended)
-        _leave_artifacts(bench, summary)
-        bench.store.records.compact(bench.run.id)
-        bench.run.finish("finished", {"generation": publication.reference.generation})
+        bench.finish({"generation": publication.reference.generation})
+    _leave_artifacts(summary)
     return summary
 
 
-def _leave_artifacts(bench: Bench, summary: dict[str, Any]) -> None:
-    name = "".join(c if c.isalnum() else "-" for c in bench.subject.target.name.lower())
+def _leave_artifacts(summary: dict[str, Any]) -> None:
+    """Show the result in Prefect; a server that is gone by now takes nothing back that is published."""
+    name = "".join(c if c.isalnum() else "-" for c in summary["target"].lower())
     columns = ("route", "outcome", "speed", "low", "high", "loss", "reason")
     rows = [{column: one[column] for column in columns} for one in summary["trials"]]
-    create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {bench.subject.target.name}")
-    create_markdown_artifact(markdown(summary), key=f"summary-{name}")
+    try:
+        create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {summary['target']}")
+        create_markdown_artifact(markdown(summary), key=f"summary-{name}")
+    except Exception as error:
+        warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)

@@ -22,7 +22,7 @@ from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.store.locks import BusyDevice, device_lock, making
 from routetune.tasks.store.runs import Run
-from routetune.tasks.subject import Subject
+from routetune.tasks.subject import Subject, open_subject
 from routetune.tasks.trial import REPRODUCIBLE, Failure, Outcome, Trial
 
 #: Errors of a step that are the route's own; any other exception is the machine's, and not kept.
@@ -78,7 +78,15 @@ class Bench:
 
     def key(self, stage: str, code: str, **parts: Any) -> dict[str, Any]:
         """The whole key of a stage's entry: what it is made from, by which code, where."""
-        return stage_key(stage, code=code, environment=self.subject.environment.fields, **parts)
+        return stage_key(
+            stage,
+            code=code,
+            environment=self.subject.environment.fields,
+            backend=self._backend_key,
+            device=self.subject.device,
+            engine_settings=self.subject.bound_to["target"]["engine"],
+            **parts,
+        )
 
     def answer(self, key: dict[str, Any], make: Make, holds: Holds = _always) -> Answer:
         """The value for `key`: from the store, or made now, and kept.
@@ -100,7 +108,7 @@ class Bench:
             try:
                 value, blobs = make()
             except StepFailed as failed:
-                value, blobs = self._failure(key, failed), []
+                value, blobs = self._failure(key, failed)
                 if not value.pop("keep"):
                     return Answer(value, cached=False)
             self.store.entries.put(key, value, blobs)
@@ -129,7 +137,7 @@ class Bench:
             raise
 
     @property
-    def backend_key(self) -> str:
+    def _backend_key(self) -> str:
         """The backend's name; with the digest of its code where it is the user's own."""
         module, own, _ = self.subject.backend.partition(":")
         return f"{self.subject.backend} {code_digest(module)}" if own else module
@@ -145,10 +153,20 @@ class Bench:
         digest: str = self.store.blobs.put_file(self.log)
         return digest
 
+    def finish(self, summary: dict[str, Any]) -> None:
+        """End the run well, with its records in one part."""
+        self.store.records.compact(self.run.id)
+        self.run.finish("finished", summary)
+
     def _disown_deaths(self) -> None:
         """Forget the crashes of this run: they turned out to be the machine's doing."""
         for key in self._deaths:
             self.store.entries.path(key).unlink(missing_ok=True)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the target's budget of seconds is spent."""
+        return time.monotonic() - self.started > self.subject.target.budget.seconds
 
     @property
     def best_speed(self) -> float | None:
@@ -159,18 +177,14 @@ class Bench:
         """Where an engine's bytes are; whoever loads them verifies them."""
         return str(self.store.blobs.path(engine["digest"]))
 
-    def _failure(self, key: dict[str, Any], failed: StepFailed) -> dict[str, Any]:
+    def _failure(self, key: dict[str, Any], failed: StepFailed) -> tuple[dict[str, Any], list[str]]:
         own = failed.outcome is not Outcome.FAILED or failed.error in ROUTE_ERRORS
         keep = failed.outcome in REPRODUCIBLE and own
         if keep and failed.outcome is Outcome.CRASHED:
             self._deaths.append(key)
-        failure = {
-            "outcome": failed.outcome.value,
-            "reason": failed.reason,
-            "step": key["stage"],
-            "log": self.kept_log(),
-        }
-        return {"failure": failure, "keep": keep}
+        log = self.kept_log()
+        told = {"outcome": failed.outcome.value, "reason": failed.reason, "step": key["stage"], "log": log}
+        return {"failure": told, "keep": keep}, [log] if log else []
 
 
 def failure_from(value: dict[str, Any]) -> Failure | None:
@@ -182,15 +196,16 @@ def failure_from(value: dict[str, Any]) -> Failure | None:
 
 
 @contextmanager
-def open_bench(subject: Subject, store: Store, refresh: bool = False) -> Iterator[Bench]:
-    """A bench with a locked device and a worker, both given back at the end.
+def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Bench]:
+    """A bench for the target file at `path`, with a locked device and a worker, both given back at the end.
 
     Raises:
         BusyDevice: the device is in use and the target requires to have it alone.
         RunInProgress: another process is tuning the same.
     """
     with ExitStack() as stack:
-        stack.enter_context(_device(subject))
+        stack.enter_context(_device(open_subject(path)))
+        subject = open_subject(path)  # as it is now that the device is free
         run = stack.enter_context(store.runs.open(subject.target.name, subject.bound_to))
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,13 +10,19 @@ from routetune.tasks.bench import Answer, Bench, failure_from
 from routetune.tasks.routes.route import Route
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
+from routetune.tasks.subject import check_unchanged
 from routetune.tasks.trial import Trial
 
 
 @stage("build engines")
 def build_engines(bench: Bench, routes: list[Route]) -> list[Trial]:
     """One trial per route, with an engine, an alias of an earlier one, or the reason why not."""
-    return [_aliased(bench, build(bench, route)) for route in routes]
+    trials = []
+    for route in routes:
+        if bench.time_is_up and bench.trials:
+            break  # routes not started are not told, and the search ends
+        trials.append(_aliased(bench, build(bench, route)))
+    return trials
 
 
 def build(bench: Bench, route: Route) -> Trial:
@@ -40,11 +46,8 @@ def _key(bench: Bench, route: Route) -> dict[str, Any]:
     return bench.key(
         "build",
         code_digest("routetune.tasks.engines.steps"),
-        backend=bench.backend_key,
-        device=bench.subject.device,
         model=bound["model"],
         profiles=bound["profiles"],
-        engine=bound["engine"],
         route=str(route),
     )
 
@@ -58,12 +61,14 @@ def _make(bench: Bench, route: Route) -> tuple[dict[str, Any], list[str]]:
         "routetune.tasks.engines.steps:build", {"backend": bench.subject.backend, "order": order}
     )
     seconds = round(time.monotonic() - started, 3)
+    check_unchanged(bench.subject)
     blob = bench.store.blobs.put_file(output, move=True)
     if blob != engine["digest"]:
         raise OSError(
             f"engine {output.name} changed between the worker and the store: {engine['digest']} -> {blob}"
         )
-    return {"engine": engine, "seconds": seconds}, [blob]
+    log = bench.kept_log()
+    return {"engine": engine, "seconds": seconds, "log": log}, [blob, *([log] if log else [])]
 
 
 def build_order(bench: Bench, route: Route) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def examine(store: Path | None) -> dict[str, Any]:
         ("store", lambda: _store(store)),
         ("worker", _worker),
         ("knobs", _knobs),
-        ("Prefect API", _prefect),
+        ("Prefect API", prefect_server),
         ("quiet machine", _load),
     ]
     return {"checks": [_run(name, check) for name, check in checks]}
@@ -94,7 +94,8 @@ def _knobs() -> tuple[bool, str]:
     return len(database) > 0, f"{len(database)} of {database.version}"
 
 
-def _prefect() -> tuple[bool, str]:
+def prefect_server() -> tuple[bool, str]:
+    """Whether the server that PREFECT_API_URL names answers; none need be named."""
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return True, "PREFECT_API_URL is not set: each tune starts a server of its own for as long as it runs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from statistics import fmean
 
 from routetune.tasks.bench import Bench
@@ -32,6 +31,7 @@ class Campaign:
         self._recorded: set[str] = bench.store.records.finished_routes(bench.run.id)
         self._timed: list[float] = []
         self._all_cached = False
+        self._last_batch = 1
 
     def ask(self) -> list[Route]:
         """The next routes to try, or none when the search or the budget is at its end."""
@@ -40,7 +40,7 @@ class Campaign:
         left = budget.trials - len(self.bench.trials)
         if left <= 0:
             self.ended = f"the budget of {budget.trials} trials is spent"
-        elif time.monotonic() - self.bench.started > budget.seconds:
+        elif self.bench.time_is_up:
             self.ended = f"the budget of {budget.seconds:g} seconds is spent"
         elif not self.bench.trials:
             return [Route()]
@@ -64,8 +64,12 @@ class Campaign:
 
     def _batch_size(self) -> int:
         if self._all_cached:
-            return MAX_BATCH
-        return max(1, min(MAX_BATCH, round(BATCH_SECONDS / max(self._seconds_each, 0.01))))
+            # The next ones may not be in the store: feel the way, since a batch is recorded as a whole.
+            self._last_batch *= 2
+        else:
+            self._last_batch = round(BATCH_SECONDS / max(self._seconds_each, 0.01))
+        self._last_batch = max(1, min(MAX_BATCH, self._last_batch))
+        return self._last_batch
 
     @property
     def _seconds_each(self) -> float:

@@ -12,6 +12,7 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.report import progress
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
+from routetune.tasks.subject import check_unchanged
 from routetune.tasks.targets.inputs import InputSet, timing_set
 
 STEP = "routetune.tasks.engines.reference:make"
@@ -59,6 +60,7 @@ def _make(bench: Bench, sets: list[InputSet], blobs: list[str]) -> tuple[dict[st
     plugins = [str(path) for path in bench.subject.target.engine.plugins]
     model = str(bench.subject.model.path)
     report = bench.step(STEP, {"model": model, "sets": orders, "plugins": plugins})
+    check_unchanged(bench.subject)
     references = []
     for one, found, blob, file in zip(sets, report, blobs, files, strict=True):
         outputs = bench.store.blobs.put_file(file, move=True)

@@ -94,8 +94,16 @@ def _nearest(subject: Subject, store: Store) -> Publication | None:
     if current is not None:
         return current
     name = subject.target.name
-    others = [store.publications.current(name, key) for key in store.publications.environments(name)]
+    others = [_readable(store, name, key) for key in store.publications.environments(name)]
     return max((p for p in others if p), key=lambda p: str(p.manifest["published_at"]), default=None)
+
+
+def _readable(store: Store, name: str, key: str) -> Publication | None:
+    """Another environment's publication; its damage is that environment's affair."""
+    try:
+        return store.publications.current(name, key)
+    except BadPublication:
+        return None
 
 
 def _is_cut(published: Publication) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.engines.base import Backend, open_backend
+from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.targets.changes import bound_to
 from routetune.tasks.targets.environment import Environment, observe
@@ -27,6 +28,7 @@ class Subject:
         device: "cpu" or "cuda:N".
         environment: what a result is bound to besides the target.
         bound_to: the visible dict of all the above, as manifests keep it.
+        seen: what the file system said of the model's files before they were read.
     """
 
     target: Target
@@ -35,6 +37,7 @@ class Subject:
     device: str
     environment: Environment
     bound_to: dict[str, Any]
+    seen: tuple[tuple[int, ...], ...]
 
     @property
     def key(self) -> str:
@@ -51,9 +54,36 @@ def open_subject(path: Path | str) -> Subject:
     target = load_target(Path(path))
     backend, device = resolve(target)
     model = inspect_model(target)
+    seen = _looks(model.files)
     environment = today(backend, device)
     bound = bound_to(target, model, environment, inputs_digest(target))
-    return Subject(target, model, backend, device, environment, bound)
+    return Subject(target, model, backend, device, environment, bound, seen)
+
+
+def check_unchanged(subject: Subject) -> None:
+    """Make sure that what was just built or run is still the model that the digest was taken of.
+
+    Raises:
+        RoutetuneError: its files changed meanwhile.
+    """
+    # Not the digest: files that were swapped for one build and put back have the right one again.
+    if _looks(subject.model.files) != subject.seen:
+        raise RoutetuneError(
+            f"model {subject.model.path} or a sidecar of it was written while it was being tuned; nothing "
+            "made since was kept. Tune again once it is complete"
+        )
+
+
+def _looks(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...]:
+    """Size, times and inode of each file: where they are equal, nobody wrote to it."""
+    found: list[tuple[int, ...]] = []
+    for file in files:
+        try:
+            status = file.stat()
+            found.append((status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+        except OSError:
+            found.append(())
+    return tuple(found)
 
 
 def resolve(target: Target) -> tuple[str, str]:

@@ -26,9 +26,11 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
 
     The second phase of mixed depends on measurements, so only the first is listed.
     """
-    if not what.endswith(".toml") and Path(what).is_file():
+    is_expression = what.lstrip()[:1] in ("-", "+", "@")
+    if not is_expression and not what.endswith(".toml"):
         what = read_expression_file(what)
-    if what.endswith(".toml"):
+        is_expression = True
+    if not is_expression:
         target = load_target(Path(what))
         backend, device = resolve(target)
         search = target.search

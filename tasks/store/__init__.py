@@ -36,16 +36,19 @@ class Store:
     publications: Publications
 
 
-def open_store(path: Path | str | None = None) -> Store:
+def open_store(path: Path | str | None = None, write: bool = True) -> Store:
     """Open the store, making it if need be.
 
     Args:
         path: the folder; else that of ROUTETUNE_STORE, else the user's data folder.
+        write: False to only look: nothing is made, and the folder may be read-only or missing.
 
     Raises:
         BadInput: the folder cannot be made or written to, holds something else, or is of a newer routetune.
     """
     root = store_root(path)
+    if not write:
+        return _opened(root)
     try:
         if not root.exists():
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,6 +62,10 @@ def open_store(path: Path | str | None = None) -> Store:
             f"store {root} cannot be used ({error.strerror}): with --store or {VARIABLE} give a folder "
             "that can be written to"
         ) from error
+    return _opened(root)
+
+
+def _opened(root: Path) -> Store:
     blobs = Blobs(root)
     return Store(root, blobs, Entries(root, blobs), Records(root), Runs(root), Publications(root, blobs))
 

@@ -103,8 +103,8 @@ def _choose(root: Path, target: str, today: Mapping[str, Any] | None) -> Publica
     names = "; ".join(_label(publication) for publication in found)
     compared = "give today's to compare with" if today is None else f"{len(fitting)} of them fit today's"
     raise BadInput(
-        f"target {target!r} is published for {len(found)} environments: {compared}, or choose one by its key: "
-        f"{names}"
+        f"target {target!r} is published for {len(found)} environments: {compared}, or choose one by its "
+        f"key: {names}"
     )
 
 

@@ -17,6 +17,7 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.store import names
 from routetune.tasks.store.files import set_aside, write_atomically
 from routetune.tasks.store.sealed import Damaged
+from routetune.tasks.trial import REPRODUCIBLE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,7 +144,7 @@ class Records:
             self._write(run, table, time.time_ns())
 
     def read(self, run: str | None = None, target: str | None = None) -> pa.Table:
-        """Rows, oldest first, one for each (run, route): the first that was written.
+        """Rows, oldest first, one for each (run, route): the last that was written.
 
         Damaged parts are set aside with a warning, and the others are read.
 
@@ -157,7 +158,7 @@ class Records:
         import pyarrow as pa
 
         tables = [self._read_run(run)[0] for run in ([names.run(run)] if run else self._runs())]
-        table = _first_of_each(pa.concat_tables([record_schema().empty_table(), *tables]))
+        table = _last_of_each(pa.concat_tables([record_schema().empty_table(), *tables]))
         if target is not None:
             import pyarrow.compute as pc
 
@@ -165,8 +166,10 @@ class Records:
         return table
 
     def finished_routes(self, run: str) -> set[str]:
-        """Ids of the routes of a run that have a record, whatever their outcome."""
-        return set(self.read(run)["route_id"].to_pylist())
+        """Ids of the routes of a run whose record stands; that of a time-out, say, does not."""
+        table = self.read(run)
+        pairs = zip(table["route_id"].to_pylist(), table["outcome"].to_pylist(), strict=True)
+        return {route for route, outcome in pairs if outcome in REPRODUCIBLE}
 
     def compact(self, run: str) -> None:
         """Merge the parts of a run into one.
@@ -176,7 +179,7 @@ class Records:
         table, parts = self._read_run(names.run(run))
         if len(parts) < 2:
             return
-        merged = self._write(run, _first_of_each(table), _time_of(parts[0]))
+        merged = self._write(run, _last_of_each(table), _time_of(parts[0]))
         for part in parts:
             # Merging again what a killed call had merged gives the same bytes, hence the same name.
             if part != merged:
@@ -265,14 +268,10 @@ def _read_part(path: Path) -> pa.Table:
         raise Damaged(f"it is no table of records: {error}") from error
 
 
-def _first_of_each(table: pa.Table) -> pa.Table:
-    seen: set[tuple[str, str]] = set()
-    keep = []
+def _last_of_each(table: pa.Table) -> pa.Table:
+    """A route that was tried again in the same run (a time-out, say) counts with what came of it last."""
     pairs: Iterable[tuple[str, str]] = zip(
         table["run"].to_pylist(), table["route_id"].to_pylist(), strict=True
     )
-    for index, pair in enumerate(pairs):
-        if pair not in seen:
-            seen.add(pair)
-            keep.append(index)
-    return table if len(keep) == table.num_rows else table.take(keep)
+    last = {pair: index for index, pair in enumerate(pairs)}
+    return table if len(last) == table.num_rows else table.take(sorted(last.values()))

@@ -56,6 +56,7 @@ class ModelInfo:
         digest: see `digest.model_digest`.
         operators: how often each occurs, "Conv" or "domain:Name".
         size_bytes: the file and the tensors in its sidecars.
+        files: the file and its sidecars.
         profiles: the target's profiles, completed by the inputs of fixed shape; never empty.
         indices: the inputs that select rows of a table.
     """
@@ -66,6 +67,7 @@ class ModelInfo:
     digest: str
     operators: dict[str, int]
     size_bytes: int
+    files: tuple[Path, ...]
     profiles: tuple[Profile, ...]
     indices: dict[str, IndexRange]
 
@@ -92,6 +94,7 @@ def inspect_model(target: Target) -> ModelInfo:
         operators=count_operators(model),
         indices=index_ranges(model),
         size_bytes=path.stat().st_size + sum(sidecar.size for sidecar in sidecars),
+        files=(path, *sorted({sidecar.file for sidecar in sidecars})),
         digest=digest_of(model, path),  # last: it empties the message
     )
 

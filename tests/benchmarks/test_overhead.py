@@ -107,7 +107,7 @@ def _flow(target: Path, store: Path) -> int:
     from routetune.flows.tune import tune
 
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        trials: int = tune(str(target), str(store))["counts"]["trials"]
+        trials: int = tune(str(target), str(store), force=True)["counts"]["trials"]
     return trials
 
 

@@ -50,7 +50,7 @@ def tune(target: Path, store: Path) -> dict[str, Any]:
     from routetune.flows.tune import tune as flow
 
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        summary: dict[str, Any] = flow(str(target), str(store))
+        summary: dict[str, Any] = flow(str(target), str(store), force=True)
     return summary
 
 

@@ -14,7 +14,7 @@ from routetune.data import folder
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
-from routetune.tasks.errors import BadInput
+from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
@@ -22,7 +22,6 @@ from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.manifests import Publication
-from routetune.tasks.subject import open_subject
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
 from routetune.tasks.trial import Trial
@@ -79,9 +78,8 @@ def store(store_folder: Path) -> Store:
 
 def tune(path: Path, store: Store) -> tuple[Publication, dict[str, Trial]]:
     """The flow's body, stage by stage, without Prefect."""
-    subject = open_subject(path)
-    with open_bench(subject, store) as bench:
-        make_references.fn(bench, input_sets(subject.target, subject.model))  # type: ignore[attr-defined]
+    with open_bench(path, store) as bench:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
         search = open_campaign(bench)
         while routes := search.ask():
             trials = build_engines.fn(bench, routes)  # type: ignore[attr-defined]
@@ -240,3 +238,33 @@ def test_a_measurement_that_was_cut_short_is_made_again_when_its_reason_is_gone(
     assert "timing" not in again["-session.disable_prepacking=1"].cached
     _, third = tune(target, store)
     assert "timing" in third["-session.disable_prepacking=1"].cached
+
+
+def test_a_model_written_while_it_is_tuned_leaves_nothing_behind(
+    write: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the files are put back as they were: what was built in between is of another model."""
+    from routetune.tasks.bench import Bench
+
+    target = write(adding())
+    model = target.parent / "m.onnx"
+    original, step = model.read_bytes(), Bench.step
+
+    def swapped(self: Bench, function: str, arguments: dict[str, Any], *rest: Any) -> Any:
+        if not function.endswith(":build"):
+            return step(self, function, arguments, *rest)
+        other = adding()
+        other.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones(4096, np.float32), "w"))
+        onnx.save(other, model)
+        try:
+            return step(self, function, arguments, *rest)
+        finally:
+            model.write_bytes(original)
+
+    monkeypatch.setattr(Bench, "step", swapped)
+    with pytest.raises(RoutetuneError, match="written while it was being tuned"):
+        tune(target, store)
+    assert not [entry for entry in store.entries if entry.key["stage"] == "build"]
+    monkeypatch.undo()
+    _, trials = tune(target, store)
+    assert all(trial.loss == 0 for trial in trials.values())

@@ -88,14 +88,14 @@ def test_every_column_of_every_kind_of_trial_comes_back(store):
     assert second["engine"] is second["speed"] is second["losses"] is second["accepted"] is None
 
 
-def test_runs_and_targets_are_told_apart_and_the_first_row_of_a_route_counts(store):
+def test_runs_and_targets_are_told_apart_and_the_last_row_of_a_route_counts(store):
     store.records.append(rows(RUN, 1, 2))
     store.records.append(rows(OTHER, 1) + rows(RUN, 3))
     store.records.append([*rows(RUN, 2, speed=99.0), rows(RUN, 4)[0] | {"target": "encoder"}])
-    assert routes(store.records.read()) == ["-a=1", "-a=2", "-a=3", "-a=4", "-a=1"]
+    assert routes(store.records.read()) == ["-a=1", "-a=3", "-a=2", "-a=4", "-a=1"]
     assert routes(store.records.read(OTHER)) == ["-a=1"]
     assert routes(store.records.read(target="encoder")) == ["-a=4"]
-    assert store.records.read(RUN)["speed"].to_pylist() == [2.0, 3.0, 4.0, 5.0]
+    assert store.records.read(RUN)["speed"].to_pylist() == [2.0, 4.0, 99.0, 5.0]
     assert store.records.finished_routes(OTHER) == {trial(1).route.id}
     assert store.records.finished_routes("20260101T000000Z-00000000") == set()
     with pytest.raises(BadInput, match="run id"):
