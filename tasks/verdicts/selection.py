@@ -84,9 +84,13 @@ def comparisons(finalists: int) -> int:
     return max(1, finalists * (finalists + 1) // 2)
 
 
-def loads_needed(finalists: int, confidence: float) -> int:
-    """The smallest number of loads with which a duel of so many finalists can have a winner."""
-    return needed(confidence, comparisons(finalists))
+def loads_needed(finalists: int, confidence: float, spare: int = 0) -> int:
+    """The smallest number of loads with which a duel of so many finalists can have a winner.
+
+    Args:
+        spare: how many wild loads may go against it.
+    """
+    return needed(confidence, comparisons(finalists), spare)
 
 
 def decide(
@@ -182,7 +186,7 @@ def _beside_default(duel: _Duel, min_gain: float, explanations: dict[str, str]) 
             f"the fastest, {best}, has {duel.estimates[best]}{duel.few_loads}"
         )
     else:
-        why = "no other route got as far as a duel"
+        why = f"no other route got as far as a duel, in which its lower bound would have to clear {needs}"
     return Decision("", "default", f"the default route wins: {why}", None, [], explanations)
 
 
