@@ -144,9 +144,9 @@ def _duel(
 
 
 def _loads(bench: Bench, control: Trial, left: list[Trial], count: int) -> list[dict[str, Any]]:
-    """`count` loads that count, and up to half as many again that others disturbed."""
+    """`count` loads that count, and up to a third as many again that others disturbed."""
     loads: list[dict[str, Any]] = []
-    while not enough(loads, count, repeats=(count + 1) // 2):
+    while not enough(loads, count, repeats=count // 3):
         loads.append(_load(bench, control, left, len(loads)))
     return quietest(loads, count)
 

@@ -3,7 +3,8 @@
 A round is four chunks of calls, candidate and control in turns: ABBA, the next one BAAB, so that a drift of
 the machine falls on both alike. A round gives one log ratio of medians. Both calls are warm when the first
 round starts, and after each switch again (`Turns`); nothing sleeps in between, since an idle core takes a
-while to get fast again.
+while to get fast again. Where a switch has to wait for the spinning threads of the other engine, a round is
+only two chunks, AB and the next one BA, so that there is one switch a round and not three.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Round:
     """Raw samples of one round.
 
     Attributes:
-        order: "ABBA" or "BAAB", A the candidate; either half of a side's samples is one chunk.
+        order: "ABBA" or "BAAB", A the candidate, and either half of a side's samples is one chunk; or "AB" or
+            "BA", one chunk each.
         candidate_ns, control_ns: each call in nanoseconds, in the order of the calls.
         others: cores that other processes used meanwhile, on average; None where it cannot be told.
         conditions: what the device was like afterwards, see `Watch.state`.
@@ -266,7 +268,7 @@ class _Run:
         taken: list[Round] = []
         ratios: list[float] = []
         while not taken or self.clock() - start < self.settings.window_seconds * 1e9:
-            taken.append(self._round("BAAB" if (len(self.rounds) + len(taken)) % 2 else "ABBA"))
+            taken.append(self._round(self._orders[(len(self.rounds) + len(taken)) % 2]))
             ratios.append(_log_ratio(taken[-1].candidate_ns, taken[-1].control_ns))
             if len(self.ratios) + len(ratios) >= 2 and self._hopeless(max(self.ratios + ratios)):
                 self.stopped = "abandoned"
@@ -292,6 +294,11 @@ class _Run:
         if elapsed >= settings.seconds * (1 if enough else _PATIENCE):
             return "time"
         return "rounds" if len(self.rounds) >= settings.max_rounds else ""
+
+    @property
+    def _orders(self) -> tuple[str, str]:
+        dear = self.resting > 2 * self.settings.chunk_seconds
+        return ("AB", "BA") if dear else ("ABBA", "BAAB")
 
     def _round(self, order: str) -> Round:
         sides: dict[str, list[int]] = {"A": [], "B": []}
