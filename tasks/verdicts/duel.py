@@ -7,7 +7,6 @@ which others used the cores is repeated.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -141,14 +140,15 @@ def _plan(
     samplers: Mapping[str, Sampler], settings: DuelSettings, turns: Turns
 ) -> tuple[int, dict[str, int]]:
     """How many turns each engine gets, and how many calls make its chunk; warms all of them up."""
-    each, resting = {}, 0.0
+    each, waited = {}, 0.0
     for name, sampler in samplers.items():
         each[name] = min(sampler.sample(5))
         turns.learn(sampler, each[name])
     for sampler in samplers.values():
         turns.switch(sampler)
-        resting = max(resting, turns.resting)
-    fit = math.inf if not resting else settings.seconds / 2 / (resting * len(samplers))
+        waited += turns.resting
+    fit = settings.seconds / 2 / waited if waited else settings.turns
     times = int(min(max(2 * (fit // 2), 2), settings.turns))
-    seconds = min(max(settings.chunk_seconds, resting / 4), settings.seconds / (times * len(samplers)))
+    chunk = max(settings.chunk_seconds, waited / len(samplers) / 4)
+    seconds = min(chunk, settings.seconds / (times * len(samplers)))
     return times, {name: max(2, round(seconds * 1e9 / ns)) for name, ns in each.items()}
