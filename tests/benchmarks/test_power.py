@@ -21,9 +21,10 @@ FASTER = "-name=0"
 #: By the time of one call: the width of the model's products, and the settings of screening and duel.
 SIZES: dict[float, tuple[int, dict[str, Any], dict[str, Any]]] = {
     0.001: (48, {"seconds": 0.2}, {"seconds": 0.2, "turns": 4}),
-    0.010: (96, {"seconds": 0.5}, {"seconds": 0.4, "chunk_seconds": 0.03, "turns": 2}),
+    0.010: (96, {"seconds": 0.5}, {"seconds": 0.4, "turns": 4}),
 }
 BOUNDS = {0.03: 0.9, 0.1: 1.0}
+RUNS = {0.03: 15, 0.1: 8}
 
 
 @pytest.mark.benchmark
@@ -37,7 +38,9 @@ def test_power(seconds: float, gain: float, tmp_path: Path) -> None:
     fewer = round(layers / (1 + gain))
     engines = {f"-name={number}": control for number in range(5)}
     engines[FASTER] = work.engine("faster", fewer)
-    rows = [_row(select(engines, control, arrays, rounds, duel, min_gain=0.0)) for _ in range(runs(15))]
+    rows = [
+        _row(select(engines, control, arrays, rounds, duel, min_gain=0.0)) for _ in range(runs(RUNS[gain]))
+    ]
     name = f"{gain:.0%} at {seconds * 1000:g} ms"
     rows = kept(FILE, name, rows, fresh=not appending())
     content = {
