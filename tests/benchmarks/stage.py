@@ -109,12 +109,17 @@ def select(
     rounds: dict[str, Any],
     duelling: dict[str, Any],
     min_gain: float,
+    every: bool = False,
 ) -> Outcome:
-    """Screen every engine beside the control, let the finalists duel, and decide: as the stages do it."""
+    """Screen every engine beside the control, let the finalists duel, and decide: as the stages do it.
+
+    With `every` all engines are finalists, whatever the screening says.
+    """
     start = time.perf_counter()
     screened = {name: screen(engine, control, arrays, rounds) for name, engine in engines.items()}
     trials = [_trial(name, timing) for name, timing in screened.items()]
     final = [str(one.route) for one in finalists(trials, FIXED["finalists"], at_least=1 + min_gain)]
+    final = list(engines) if every else final
     loads = _duel({name: engines[name] for name in final}, control, arrays, duelling) if final else []
     duels = [DuelResult(name, 1, log_ratios(loads, name, CONTROL)) for name in final]
     decision = decide(duels, min_gain, CONFIDENCE)
