@@ -43,7 +43,7 @@ def run_remarks(loads: Sequence[Mapping[str, Any]], trials: Sequence[Trial]) -> 
     found = duel_figures(loads)
     remarks = [f"duel: {remark}" for remark in found["remarks"]]
     if found["dropped"]:
-        remarks.append(f"duel: {found['dropped']} loads under interference were dropped and repeated")
+        remarks.append(f"duel: {found['dropped']} disturbed loads were dropped, others took their place")
     screened = [figures_from(trial.timing) for trial in trials if trial.timing is not None]
     for name, what in (("busy", "on a busy machine"), ("drifting", "while times drifted")):
         if count := sum(one[name] for one in screened):

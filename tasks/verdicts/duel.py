@@ -120,7 +120,7 @@ def duel_figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     kept = [load["samples"] for load in loads if not load["dropped"]]
     names = list(kept[0]) if kept else []
-    levels = [mean(map(log_median, load["samples"].values())) for load in loads]
+    levels = [mean(map(log_median, samples.values())) for samples in kept]
     times = {name: percentiles([ns for samples in kept for ns in samples[name]]) for name in names}
     return {"times": times, "loads": len(kept), **fitness(loads, levels, "loads")}
 

@@ -34,7 +34,7 @@ def fitness(stretches: Sequence[Mapping[str, Any]], levels: Sequence[float], uni
 
     Args:
         stretches: rounds or loads as stored: "others", "dropped", "reason", "conditions".
-        levels: the log time of each stretch, all its engines together.
+        levels: the log time of each stretch that was kept, all its engines together.
         unit: "rounds" or "loads", for the remarks.
 
     Returns: "dropped", "busy" (disturbed ones were kept), "drift", "drifting", "conditions" (the lowest and

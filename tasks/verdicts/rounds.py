@@ -189,9 +189,7 @@ def figures_from(measurement: Mapping[str, Any]) -> dict[str, Any]:
     many were kept; the rest is that of `fitness`.
     """
     kept = _kept(measurement)
-    levels = [
-        (log_median(one["candidate_ns"]) + log_median(one["control_ns"])) / 2 for one in measurement["rounds"]
-    ]
+    levels = [(log_median(one["candidate_ns"]) + log_median(one["control_ns"])) / 2 for one in kept]
     return {
         "candidate": percentiles([ns for one in kept for ns in one["candidate_ns"]]),
         "control": percentiles([ns for one in kept for ns in one["control_ns"]]),
