@@ -107,6 +107,23 @@ def test_chunks_alternate_and_every_second_round_is_mirrored() -> None:
     assert [one.order for one in measurement.rounds[:3]] == ["ABBA", "BAAB", "ABBA"]
 
 
+def test_where_a_switch_waits_long_there_is_one_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, waits = Machine(), []
+
+    def spun() -> None:  # as long as the threads of another engine spin
+        waits.append(machine.now)
+        machine.now += 120 * MS
+
+    monkeypatch.setattr("routetune.tasks.verdicts.samplers.rested", spun)
+    measurement = timed(machine, 0.8 * MS, width=1e-9, seconds=3.0)
+    assert measurement.resting == pytest.approx(0.12)
+    assert [one.order for one in measurement.rounds[:3]] == ["AB", "BA", "AB"]
+    assert measurement.calls == math.ceil(30 / 0.8)  # a quarter of the waiting
+    # Two switches before the first round, then one in each.
+    assert len(waits) == 2 + len(measurement.rounds)
+    assert estimate_from(stored(measurement)).ratio == pytest.approx(1.25)
+
+
 @pytest.mark.parametrize(
     ("cost", "calls"), [(1000, 256), (0.5 * MS, 10), (2 * MS, 3), (20 * MS, 1), (400 * MS, 1)]
 )
