@@ -9,7 +9,8 @@ from typing import Any
 from routetune.tasks.bench import Bench
 from routetune.tasks.canonical import number
 from routetune.tasks.report.summary import trial_summary
-from routetune.tasks.select import Selection
+from routetune.tasks.report.timing import measured_times, run_remarks
+from routetune.tasks.select import CONTROL, Selection
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication
 from routetune.tasks.targets.environment import conditions
@@ -33,7 +34,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
     """What a reader of the publication needs to load, judge and reproduce it; plain JSON."""
     subject, winner, decision = bench.subject, selection.winner, selection.decision
     assert winner.engine is not None
-    accuracy = subject.target.accuracy
+    accuracy, timing = subject.target.accuracy, subject.target.timing
     trials = list(bench.trials.values())
     return {
         "routetune": version("routetune"),
@@ -60,6 +61,9 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
             "tie": list(decision.tie),
             "explanations": decision.explanations | selection.dropped,
         },
+        "objective": {"of": timing.objective, "streams": timing.streams},
+        "times": measured_times(selection.loads, winner, CONTROL, trials),
+        "remarks": run_remarks(selection.loads, trials),
         "duel": selection.loads,
         "control": None if bench.control is None else str(bench.control.route),
         "trials": len(trials),
@@ -73,7 +77,12 @@ def speed_of(selection: Selection) -> dict[str, Any]:
     """Speed against the control with its interval, as plain JSON."""
     estimate = selection.decision.estimate
     if estimate is None:  # the default won: it is its own control
-        return {"ratio": 1.0, "low": 1.0, "high": 1.0, "loads": len(selection.loads)}
+        return {
+            "ratio": 1.0,
+            "low": 1.0,
+            "high": 1.0,
+            "loads": sum(not load["dropped"] for load in selection.loads),
+        }
     return {
         "ratio": number(estimate.ratio),
         "low": number(estimate.low),

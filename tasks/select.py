@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from routetune.tasks.accuracy import CHECK, check_order
 from routetune.tasks.bench import Bench
@@ -13,12 +15,14 @@ from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.stage import stage
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.accuracy import judge
-from routetune.tasks.verdicts.duel import log_ratios
+from routetune.tasks.verdicts.duel import duel_figures, enough, log_ratios, quietest
 from routetune.tasks.verdicts.selection import Decision, DuelResult, decide, finalists, loads_needed
 
 STEP = "routetune.tasks.verdicts.steps:duel"
 #: The control's name in a duel; no route can have it.
 CONTROL = "(control)"
+#: Wild loads that the intervals of a duel can leave out on either side: one must not cost a winner its win.
+SPARE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,14 @@ class Selection:
     Attributes:
         winner: the trial whose engine is published.
         decision: how it was chosen.
-        loads: raw samples of the duel, one dict per load: route string (or "(control)") -> nanoseconds.
+        loads: the loads of the duel as plain JSON (`duel.Load`), dropped ones included; in "samples" an
+            engine is called by its route's string, or "(control)".
         dropped: finalists that were taken out on the way, route string -> reason.
     """
 
     winner: Trial
     decision: Decision
-    loads: list[dict[str, list[int]]]
+    loads: list[dict[str, Any]]
     dropped: dict[str, str] = field(default_factory=dict)
 
 
@@ -47,9 +52,8 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
     """
     progress.tell(progress.Snapshot("duel of the finalists", done=len(trials)))
     control = _control(bench, trials)
-    contenders = finalists(trials, bench.subject.target.timing.finalists)
+    contenders = _contenders(bench, control, trials)
     dropped: dict[str, str] = {}
-    contenders = [trial for trial in contenders if trial.route != control.route]
     loads = _duel(bench, control, contenders, dropped)
     while True:
         left = [trial for trial in contenders if str(trial.route) not in dropped]
@@ -57,7 +61,7 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
         winner = next((t for t in left if str(t.route) == decision.winner), control)
         problem = _recheck(bench, winner)
         if problem is None:
-            return Selection(winner, decision, loads, dropped)
+            return Selection(winner, _remarked(decision, loads), loads, dropped)
         if winner is control:
             raise NoEligibleRoute(f"the default route's engine no longer passes its own check: {problem}")
         dropped[str(winner.route)] = problem
@@ -73,6 +77,20 @@ def _control(bench: Bench, trials: list[Trial]) -> Trial:
     return bench.control
 
 
+def _contenders(bench: Bench, control: Trial, trials: list[Trial]) -> list[Trial]:
+    """The finalists; beside an eligible default only those that may still clear the gain asked for."""
+    timing = bench.subject.target.timing
+    at_least = 1 + timing.min_gain if _default_eligible(control) else 0.0
+    found = finalists(trials, timing.finalists, at_least)
+    return [trial for trial in found if trial.route != control.route]
+
+
+def _remarked(decision: Decision, loads: list[dict[str, Any]]) -> Decision:
+    """The decision, its reason ending with what was wrong with the machine during the duel."""
+    remarks = duel_figures(loads)["remarks"]
+    return replace(decision, reason="; ".join([decision.reason, *remarks]))
+
+
 def _common_reasons(trials: list[Trial]) -> str:
     counts: dict[str, int] = {}
     for trial in trials:
@@ -81,20 +99,25 @@ def _common_reasons(trials: list[Trial]) -> str:
     return "; ".join(f"{count}x {reason}" for reason, count in worst)
 
 
-def _decide(bench: Bench, control: Trial, left: list[Trial], loads: list[dict[str, list[int]]]) -> Decision:
+def _decide(bench: Bench, control: Trial, left: list[Trial], loads: list[dict[str, Any]]) -> Decision:
     timing = bench.subject.target.timing
     duels = [
         DuelResult(str(trial.route), len(trial.route), log_ratios(loads, str(trial.route), CONTROL))
         for trial in left
     ]
     if _stands_in(control):
-        duels.append(DuelResult(str(control.route), len(control.route), [0.0] * max(len(loads), 1)))
+        count = sum(not load["dropped"] for load in loads)
+        duels.append(DuelResult(str(control.route), len(control.route), [0.0] * max(count, 1)))
     return decide(
         duels,
         min_gain=timing.min_gain,
         confidence=timing.confidence,
-        default_eligible=control.eligible and control.route.is_default,
+        default_eligible=_default_eligible(control),
     )
+
+
+def _default_eligible(control: Trial) -> bool:
+    return control.eligible and control.route.is_default
 
 
 def _stands_in(control: Trial) -> bool:
@@ -104,14 +127,14 @@ def _stands_in(control: Trial) -> bool:
 
 def _duel(
     bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[str, str]
-) -> list[dict[str, list[int]]]:
+) -> list[dict[str, Any]]:
     """The loads of the duel; a finalist that fails in it is dropped, and the others start over."""
     timing = bench.subject.target.timing
     while left := [trial for trial in contenders if str(trial.route) not in dropped]:
         rivals = len(left) + _stands_in(control)
-        count = max(timing.loads, loads_needed(rivals, timing.confidence))
+        count = max(timing.loads, loads_needed(rivals, timing.confidence, SPARE))
         try:
-            return [_load(bench, control, left, number) for number in range(count)]
+            return _loads(bench, control, left, count)
         except StepFailed as failed:
             if not _drop_failing(bench, control, left, dropped):
                 raise NoEligibleRoute(
@@ -120,7 +143,16 @@ def _duel(
     return []
 
 
-def _load(bench: Bench, control: Trial, contenders: list[Trial], number: int) -> dict[str, list[int]]:
+def _loads(bench: Bench, control: Trial, left: list[Trial], count: int) -> list[dict[str, Any]]:
+    """`count` loads that count, and up to a third as many again that others disturbed."""
+    loads: list[dict[str, Any]] = []
+    while not enough(loads, count, repeats=count // 3):
+        loads.append(_load(bench, control, left, len(loads)))
+    return quietest(loads, count)
+
+
+def _load(bench: Bench, control: Trial, contenders: list[Trial], number: int) -> dict[str, Any]:
+    timing = bench.subject.target.timing
     engines = {str(trial.route): trial.engine for trial in contenders} | {CONTROL: control.engine}
     order = {
         "backend": bench.subject.backend,
@@ -129,10 +161,10 @@ def _load(bench: Bench, control: Trial, contenders: list[Trial], number: int) ->
         "settings": bench.subject.target.engine.as_settings(),
         "inputs": str(bench.store.blobs.verified(bench.timing_inputs)),
         "load": number,
-        "duelling": {"seconds": bench.subject.target.timing.seconds},
+        "duelling": {"seconds": timing.seconds, "streams": timing.streams},
     }
-    samples: dict[str, list[int]] = bench.step(STEP, order)["samples"]
-    return samples
+    load: Mapping[str, Any] = bench.step(STEP, order)
+    return dict(load)
 
 
 def _drop_failing(bench: Bench, control: Trial, left: list[Trial], dropped: dict[str, str]) -> bool:

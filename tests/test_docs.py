@@ -23,7 +23,7 @@ from routetune.tasks.engines.base import BuildOrder, open_backend
 from routetune.tasks.publish import manifest
 from routetune.tasks.report.summary import published, trial_summary
 from routetune.tasks.routes.route import Route
-from routetune.tasks.select import Selection
+from routetune.tasks.select import SPARE, Selection
 from routetune.tasks.status import Freshness
 from routetune.tasks.store import open_store
 from routetune.tasks.store.manifests import Publication
@@ -229,7 +229,7 @@ def test_the_loads_that_a_duel_needs() -> None:
         [cell.strip() for cell in line.split("|")[2:-1]] for line in lines[start : start + 4]
     )
     for told, confidence in ((at_95, 0.95), (at_90, 0.9)):
-        assert [int(cell) for cell in told] == [loads_needed(int(k), confidence) for k in finalists]
+        assert [int(cell) for cell in told] == [loads_needed(int(k), confidence, SPARE) for k in finalists]
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,11 @@ class Engine:
 
 
 class Runner(Protocol):
-    """A loaded engine, ready to infer. Closing it frees its memory."""
+    """A loaded engine, ready to infer. Closing it frees its memory.
+
+    A runner whose prepared calls may run at once, each on a thread of its own, has an attribute `concurrent`
+    that is true. Without it, every stream of a throughput measurement gets a runner of its own.
+    """
 
     def infer(self, inputs: Arrays) -> dict[str, np.ndarray[Any, Any]]:
         """Run once; returns every output by name, in the engine's order, as host arrays.

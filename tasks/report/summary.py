@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import number
+from routetune.tasks.report.timing import times_text, trial_figures
 
 if TYPE_CHECKING:
     from routetune.tasks.bench import Bench
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from routetune.tasks.trial import Trial
 
 DEFAULT = "default route"
+_LATER: dict[str, Any] = {"objective": {"of": "latency", "streams": 1}, "times": {}, "remarks": []}
 
 
 def trial_summary(trial: Trial) -> dict[str, Any]:
@@ -29,6 +31,7 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
         "log": trial.failure and trial.failure.log,
         "alias_of": trial.alias_of,
         "abandoned": trial.abandoned,
+        **trial_figures(trial),
         "seconds": trial.seconds,
         "cached": list(trial.cached),
     }
@@ -68,6 +71,8 @@ def published(publication: Publication) -> dict[str, Any]:
     manifest = publication.manifest
     kept = ("target", "route", "speed", "accuracy", "decision", "control", "excluded", "aliases", "reproduce")
     answer = {name: manifest[name] for name in kept}
+    # Manifests of earlier versions have none of these.
+    answer |= {name: manifest.get(name, absent) for name, absent in _LATER.items()}
     answer["accuracy"] = {k: v for k, v in manifest["accuracy"].items() if k != "losses"}
     return answer | {
         "environment": manifest["environment_label"],
@@ -106,10 +111,13 @@ def markdown(answer: dict[str, Any]) -> str:
         f"- trials: {counts['trials']}, of which {counts['eligible']} eligible, {counts['builds']} built, "
         f"{counts['aliases']} aliases of an engine already seen",
         f"- search: {answer['search']}",
+        f"- {answer['objective']['of']}: {times_text(answer['times'], answer['objective']['streams'])}",
         f"- engine: `{answer['engine']}` (generation {answer['generation']})",
-        "",
-        "## Excluded",
     ]
+    lines += ["", "## Remarks", *(f"- {remark}" for remark in answer["remarks"])] if answer["remarks"] else []
+    lines += ["", "## Finalists that lost"] if answer["decision"]["explanations"] else []
+    lines += [f"- `{route or DEFAULT}`: {why}" for route, why in answer["decision"]["explanations"].items()]
+    lines += ["", "## Excluded"]
     excluded = [
         f"- `{one['route'] or DEFAULT}`: {one['outcome']}: {one['reason']}" for one in answer["excluded"]
     ]

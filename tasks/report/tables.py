@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from routetune.tasks.report.summary import DEFAULT, speed_text
+from routetune.tasks.report.timing import times_text
 
 _COLOURS = {"fresh": "green", "tuned": "green", "stale": "yellow", "reselect": "yellow"}
 
@@ -22,11 +23,15 @@ def run_summary(answer: dict[str, Any], console: Console) -> None:
     facts.add_row("default", "1.000x" if control == "" else f"no control of its own; timed against {control}")
     facts.add_row("winner", escape(f"{answer['route'] or DEFAULT}  {speed_text(answer['speed'])}"))
     facts.add_row("because", escape(answer["decision"]["reason"]))
+    objective = answer["objective"]
+    facts.add_row(objective["of"], escape(times_text(answer["times"], objective["streams"])))
     facts.add_row("accuracy", escape(answer["accuracy"]["verdict"]))
     facts.add_row("trials", _counts(answer["counts"]))
     facts.add_row("where", escape(answer["environment"]))
     facts.add_row("engine", escape(answer["engine"]))
     console.print(facts)
+    for remark in answer["remarks"]:
+        console.print(f"[yellow]{escape(remark)}[/]")
     _explanations(answer["decision"]["explanations"], console)
     _excluded(answer["excluded"], console)
     for change in answer.get("changes", []):

@@ -84,6 +84,21 @@ def momentary(index: int, variables: Mapping[str, str], provider: Provider = loa
         return {name: _ask(nvml, question) for name, question in asked.items()}
 
 
+def open_device(
+    index: int, variables: Mapping[str, str], provider: Provider = load_nvml
+) -> tuple[Any, _Device | None]:
+    """NVML, kept open, and the device that CUDA calls `index`; None for what cannot be had.
+
+    For a process that asks often; the session ends with the process.
+    """
+    try:
+        nvml = provider()
+        nvml.nvmlInit()
+    except Exception:  # as in `_session`
+        return None, None
+    return nvml, _device(nvml, index, variables)
+
+
 @dataclass(frozen=True)
 class _Device:
     """A device as CUDA sees it: a whole board, or one MIG instance on it."""

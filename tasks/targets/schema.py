@@ -104,12 +104,6 @@ def _source(value: Any) -> Any:
     return value
 
 
-def _objective(value: Any) -> Any:
-    if value == "throughput":
-        raise ValueError('must be "latency": tuning for throughput is not supported yet')
-    return value
-
-
 ConfigPath = Annotated[Path, BeforeValidator(_path)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(_shape)]
 Seed = Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -214,9 +208,13 @@ class Budget(_Section):
 
 
 class Timing(_Section):
-    """How candidates are timed against the control, and what a winner must gain."""
+    """How candidates are timed against the control, and what a winner must gain.
 
-    objective: Annotated[Literal["latency"], BeforeValidator(_objective)] = "latency"
+    With objective "throughput" `streams` inferences are in flight, and what counts is how fast they complete.
+    """
+
+    objective: Literal["latency", "throughput"] = "latency"
+    streams: Annotated[int, Field(ge=1, le=1000)] = 1
     min_gain: NotNegative = 0.01
     exclusive: Literal["wait", "require", "warn"] = "wait"
     confidence: Annotated[float, Field(ge=0.5, lt=1, allow_inf_nan=False)] = 0.95
@@ -224,6 +222,14 @@ class Timing(_Section):
     width: Share = 0.01
     seconds: Positive = 2.0
     loads: Annotated[int, Field(ge=1, le=1000)] = 8
+
+    @model_validator(mode="after")
+    def _streams_are_for_throughput(self) -> Timing:
+        if self.objective == "throughput" and self.streams < 2:
+            raise ValueError('must have streams = N, at least 2, with objective = "throughput"')
+        if self.objective == "latency" and self.streams > 1:
+            raise ValueError('must have objective = "throughput" with streams above 1')
+        return self
 
 
 class EngineSettings(_Section):

@@ -1,19 +1,22 @@
 """The duel: finalists and the control, loaded afresh several times, timed in turns in one process.
 
 The sampling unit is a load. Two sessions of one engine in one process differ by about half a per cent, so
-however many calls are made within a load, they say nothing of what the next load will bring.
+however many calls are made within a load, they say nothing of what the next load will bring. A load during
+which others used the cores is repeated.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import mean
 from typing import Any
 
-from routetune.tasks.verdicts.rounds import checked_nanoseconds
+from routetune.tasks.verdicts.conditions import CoreWatch, Watch, disturbance
+from routetune.tasks.verdicts.figures import fitness, log_median, percentiles
+from routetune.tasks.verdicts.rounds import no_collection
+from routetune.tasks.verdicts.samplers import Call, Clock, Sampler, Turns, as_sampler, checked_nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,61 +26,129 @@ class DuelSettings:
     Attributes:
         seconds: the time for all engines of the load together, warm-up left aside.
         chunk_seconds: calls of one engine in a row last about this long; shorter ones measure the switch.
-        turns: times that each engine gets its turn; even, so that the order can be reversed half the time.
-        warm_calls: calls before each chunk that are not counted: caches and clocks have seen the others.
+        turns: times that each engine gets its turn at the most; even, so that the order can be reversed half
+            the time. Fewer, but at least two, where switches would take more than half of the time.
+        interference: share of the usable cores that others may use during the load.
+        streams: inferences in flight; above 1 a sample is the mean time per inference of a whole chunk.
     """
 
     seconds: float = 2.0
     chunk_seconds: float = 0.02
     turns: int = 6
-    warm_calls: int = 2
+    interference: float = 0.15
+    streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Raw samples of one load: nanoseconds of each counted call, by engine name."""
+    """One load.
+
+    Attributes:
+        samples: nanoseconds of each counted call, by engine name.
+        others: cores that other processes used meanwhile, on average; None where it cannot be told.
+        conditions: what the device was like afterwards, see `Watch.state`.
+        reason: why it is not to be trusted; empty for a quiet load.
+        dropped: not used, since enough others were quieter.
+    """
 
     samples: Mapping[str, Sequence[int]]
+    others: float | None = None
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    dropped: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def duel_load(
-    calls: Mapping[str, Callable[[], None]],
+    calls: Mapping[str, Call | Sampler],
     settings: DuelSettings,
-    clock: Callable[[], int] = time.perf_counter_ns,
+    clock: Clock = time.perf_counter_ns,
+    watch: Watch | None = None,
 ) -> Load:
     """Time every call in turns; the order is reversed every second time (ABBA), so that drift cancels.
 
     Raises:
         BadClock: the clock stood still or ran backwards.
     """
-    sizes = {name: _chunk(call, len(calls), settings, clock) for name, call in calls.items()}
-    samples: dict[str, list[int]] = {name: [] for name in calls}
-    order = list(calls)
-    for turn in range(settings.turns):
-        for name in order if turn % 2 == 0 else reversed(order):
-            call = calls[name]
-            for _ in range(settings.warm_calls):
-                call()
-            samples[name] += [_timed(call, clock) for _ in range(sizes[name])]
-    return Load(samples)
+    watch = watch or CoreWatch()
+    samplers = {name: as_sampler(call, clock) for name, call in calls.items()}
+    with no_collection():
+        turns = Turns(clock)
+        times, sizes = _plan(samplers, settings, turns)
+        samples: dict[str, list[int]] = {name: [] for name in samplers}
+        before = watch.read()
+        for turn in range(times):
+            for name in samplers if turn % 2 == 0 else reversed(samplers):
+                samples[name] += turns.sample(samplers[name], sizes[name])
+        others = watch.others(before, watch.read())
+    state = watch.state()
+    return Load(samples, others, state, disturbance(watch, others, state, settings.interference))
 
 
-def log_ratios(loads: Sequence[Mapping[str, Sequence[int]]], name: str, control: str) -> list[float]:
-    """log(control time / candidate time), one of each load, from medians of the raw samples."""
-    return [math.log(median(one[control]) / median(one[name])) for one in loads]
+def enough(loads: Sequence[Mapping[str, Any]], wanted: int, repeats: int) -> bool:
+    """Whether a duel has its loads: `wanted` quiet ones, or `repeats` more than that of any kind."""
+    quiet = sum(not load["reason"] for load in loads)
+    return quiet >= wanted or len(loads) >= wanted + repeats
 
 
-def _chunk(call: Callable[[], None], engines: int, settings: DuelSettings, clock: Callable[[], int]) -> int:
-    """How many calls make a chunk, from the fastest of a few that also serve as warm-up."""
-    each = min(_timed(call, clock) for _ in range(5)) / 1e9
-    in_budget = settings.seconds / (settings.turns * engines)
-    return max(2, round(min(settings.chunk_seconds, in_budget) / each))
+def quietest(loads: Sequence[Mapping[str, Any]], wanted: int) -> list[dict[str, Any]]:
+    """The loads with all but `wanted` of them marked as dropped: those that others disturbed the most.
+
+    By the disturbance alone, never by what was measured, so that the choice cannot favour anyone.
+    """
+    ranked = sorted(range(len(loads)), key=lambda i: (bool(loads[i]["reason"]), loads[i]["others"] or 0.0, i))
+    kept = set(ranked[:wanted])
+    return [{**load, "dropped": index not in kept} for index, load in enumerate(loads)]
 
 
-def _timed(call: Callable[[], None], clock: Callable[[], int]) -> int:
-    start = clock()
-    call()
-    return checked_nanoseconds(clock() - start)
+def log_ratios(loads: Sequence[Mapping[str, Any]], name: str, control: str) -> list[float]:
+    """log(control time / candidate time), one of each load that counts, from medians of the raw samples."""
+    kept = [load["samples"] for load in loads if not load["dropped"]]
+    for samples in kept:
+        for ns in (*samples[name], *samples[control]):
+            checked_nanoseconds(ns)
+    return [log_median(samples[control]) - log_median(samples[name]) for samples in kept]
+
+
+def duel_figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What else the loads of a duel tell, as strict JSON.
+
+    "times" holds p50, p95 and p99 of each engine in nanoseconds and the number of samples; "loads" is how
+    many count; the rest is that of `fitness`.
+    """
+    kept = [load["samples"] for load in loads if not load["dropped"]]
+    names = list(kept[0]) if kept else []
+    levels = [mean(map(log_median, samples.values())) for samples in kept]
+    times = {name: percentiles([ns for samples in kept for ns in samples[name]]) for name in names}
+    return {"times": times, "loads": len(kept), **fitness(loads, levels, "loads")}
+
+
+def order_of(names: Sequence[str], load: int) -> list[str]:
+    """The order in which load number `load` loads and times the engines.
+
+    It begins with another one each time, and goes the other way round every second time: each engine comes
+    in every place, and has each neighbour on either side.
+    """
+    turn = load % len(names)
+    order = [*names[turn:], *names[:turn]]
+    return order[::-1] if load // len(names) % 2 else order
+
+
+def _plan(
+    samplers: Mapping[str, Sampler], settings: DuelSettings, turns: Turns
+) -> tuple[int, dict[str, int]]:
+    """How many turns each engine gets, and how many calls make its chunk; warms all of them up."""
+    each, waited = {}, 0.0
+    for name, sampler in samplers.items():
+        each[name] = min(sampler.sample(5))
+        turns.learn(sampler, each[name])
+    for sampler in samplers.values():
+        turns.switch(sampler)
+        waited += turns.resting
+    fit = settings.seconds / 2 / waited if waited else settings.turns
+    times = int(min(max(2 * (fit // 2), 2), settings.turns))
+    chunk = max(settings.chunk_seconds, waited / len(samplers) / 4)
+    seconds = min(chunk, settings.seconds / (times * len(samplers)))
+    return times, {name: max(2, round(seconds * 1e9 / ns)) for name, ns in each.items()}

@@ -73,11 +73,15 @@ def estimate(log_ratios: Sequence[float], confidence: float = 0.95, comparisons:
     return Estimate(_exp(middle), _exp(low), _exp(high), n, confidence, comparisons)
 
 
-def needed(confidence: float = 0.95, comparisons: int = 1) -> int:
-    """The smallest number of log ratios that has an interval at this simultaneous confidence."""
+def needed(confidence: float = 0.95, comparisons: int = 1, spare: int = 0) -> int:
+    """The smallest number of log ratios that has an interval at this simultaneous confidence.
+
+    Args:
+        spare: how many wild values on either side the interval must be able to leave out.
+    """
     family = _family(confidence, comparisons)
     n = 1
-    while not _rank(n, *family):
+    while _rank(n, *family) <= spare:
         n += 1
     return n
 

@@ -2,7 +2,9 @@
 
 A round is four chunks of calls, candidate and control in turns: ABBA, the next one BAAB, so that a drift of
 the machine falls on both alike. A round gives one log ratio of medians. Both calls are warm when the first
-round starts, and nothing rests between rounds: an idle core takes a while to get fast again.
+round starts, and after each switch again (`Turns`); nothing sleeps in between, since an idle core takes a
+while to get fast again. Where a switch has to wait for the spinning threads of the other engine, a round is
+only two chunks, AB and the next one BA, so that there is one switch a round and not three.
 """
 
 from __future__ import annotations
@@ -10,41 +12,43 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from routetune.tasks.canonical import number
-from routetune.tasks.errors import RoutetuneError
-from routetune.tasks.verdicts.conditions import CoreWatch, Watch
+from routetune.tasks.verdicts.conditions import CoreWatch, Watch, disturbance
+from routetune.tasks.verdicts.figures import fitness, log_median, percentiles
 from routetune.tasks.verdicts.intervals import Estimate, estimate, needed
+from routetune.tasks.verdicts.samplers import (
+    BadClock,
+    Call,
+    Clock,
+    Sampler,
+    Turns,
+    as_sampler,
+    checked_nanoseconds,
+)
 
-Call = Callable[[], None]
-Clock = Callable[[], int]
+__all__ = [
+    "BadClock",
+    "Measurement",
+    "Round",
+    "RoundSettings",
+    "checked_nanoseconds",
+    "estimate_from",
+    "figures_from",
+    "measure",
+]
 
-#: A drift of the control's time over the measurement that is worth a remark.
-_DRIFT = 0.05
 #: Calls of one chunk at the most, and of the warm-up: samples are kept, and a call may take a microsecond.
 _CALLS = 256
 #: The soft time limit may be passed this many times over, to get at least `min_rounds` of slow calls.
 _PATIENCE = 5
-
-
-class BadClock(RoutetuneError):
-    """The clock stood still, ran backwards or gave no number; what it measured is refused."""
-
-
-def checked_nanoseconds(duration: float) -> int:
-    """A duration that can be one.
-
-    Raises:
-        BadClock: it is zero, negative or not a finite number.
-    """
-    if not (1 <= duration < math.inf):
-        raise BadClock(f"a call was timed at {duration} ns: the clock is broken, the measurement is refused")
-    return int(duration)
+#: A chunk lasts at least this share of what a switch waits for idle threads, or the waiting would be all.
+_CHUNK_OF_REST = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class RoundSettings:
         window_seconds: the stretch of rounds over which the neighbours' use of the cores is judged.
         interference: share of the usable cores that others may use in a window.
         retries: windows that may be dropped for interference; what comes after is kept and marked as busy.
+        streams: inferences in flight; above 1 a sample is the mean time per inference of a whole chunk.
     """
 
     seconds: float = 2.0
@@ -77,6 +82,7 @@ class RoundSettings:
     window_seconds: float = 0.2
     interference: float = 0.15
     retries: int = 3
+    streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +90,11 @@ class Round:
     """Raw samples of one round.
 
     Attributes:
-        order: "ABBA" or "BAAB", A the candidate; either half of a side's samples is one chunk.
+        order: "ABBA" or "BAAB", A the candidate, and either half of a side's samples is one chunk; or "AB" or
+            "BA", one chunk each.
         candidate_ns, control_ns: each call in nanoseconds, in the order of the calls.
         others: cores that other processes used meanwhile, on average; None where it cannot be told.
+        conditions: what the device was like afterwards, see `Watch.state`.
         dropped: not used, for `reason`. A reason without `dropped`: used all the same, and the run was busy.
     """
 
@@ -94,6 +102,7 @@ class Round:
     candidate_ns: list[int]
     control_ns: list[int]
     others: float | None = None
+    conditions: dict[str, Any] = field(default_factory=dict)
     dropped: bool = False
     reason: str = ""
 
@@ -104,7 +113,8 @@ class Measurement:
 
     Attributes:
         settings: as given.
-        calls: calls of a chunk.
+        calls: inferences of a chunk.
+        resting: seconds that a switch waits for the threads of the other engine.
         warm_up_candidate_ns, warm_up_control_ns: the calls before the first round.
         rounds: in order, dropped ones included.
         stopped: "width", "time", "rounds" or "abandoned".
@@ -113,6 +123,7 @@ class Measurement:
 
     settings: RoundSettings
     calls: int
+    resting: float
     warm_up_candidate_ns: list[int]
     warm_up_control_ns: list[int]
     rounds: list[Round]
@@ -132,8 +143,8 @@ class Measurement:
 
 
 def measure(
-    candidate: Call,
-    control: Call,
+    candidate: Call | Sampler,
+    control: Call | Sampler,
     settings: RoundSettings | None = None,
     clock: Clock = time.perf_counter_ns,
     watch: Watch | None = None,
@@ -141,15 +152,16 @@ def measure(
     """Time a candidate beside the control.
 
     Args:
-        candidate, control: one inference each, nothing around it.
+        candidate, control: one inference each, nothing around it; or a sampler.
         clock: nanoseconds; every time in here is its own.
-        watch: tells of the neighbours; None for the machine's own.
+        watch: tells of the neighbours; None for those on the machine's cores.
 
     Raises:
         BadClock: the clock gave a duration that is zero, negative or not a number.
     """
-    with _no_collection():
-        run = _Run(candidate, control, settings or RoundSettings(), clock, watch or CoreWatch())
+    with no_collection():
+        sides = as_sampler(candidate, clock), as_sampler(control, clock)
+        run = _Run(*sides, settings or RoundSettings(), clock, watch or CoreWatch(), Turns(clock))
         return run.measured()
 
 
@@ -173,30 +185,16 @@ def estimate_from(
 def figures_from(measurement: Mapping[str, Any]) -> dict[str, Any]:
     """What else a stored measurement tells, as strict JSON.
 
-    "candidate" and "control" hold p50, p95 and p99 in nanoseconds and the number of calls; "drift" is the
-    last third's time of both sides / the first third's; "remarks" are sentences for a person.
+    "candidate" and "control" hold p50, p95 and p99 in nanoseconds and the number of samples; "rounds" is how
+    many were kept; the rest is that of `fitness`.
     """
     kept = _kept(measurement)
-    busy = [one["others"] for one in kept if one["reason"]]
-    drift = _drift(measurement["rounds"])
-    drifting = abs(math.log(drift or 1.0)) > _DRIFT
-    remarks = []
-    if busy:
-        remarks.append(
-            f"the machine was busy: others used {median(busy):.1f} cores during {len(busy)} of the "
-            f"{len(kept)} rounds that had to be kept"
-        )
-    if drift is not None and drifting:
-        remarks.append(f"times drifted by {drift - 1:+.0%} over the measurement, on both sides together")
+    levels = [(log_median(one["candidate_ns"]) + log_median(one["control_ns"])) / 2 for one in kept]
     return {
-        "candidate": _percentiles([ns for one in kept for ns in one["candidate_ns"]]),
-        "control": _percentiles([ns for one in kept for ns in one["control_ns"]]),
+        "candidate": percentiles([ns for one in kept for ns in one["candidate_ns"]]),
+        "control": percentiles([ns for one in kept for ns in one["control_ns"]]),
         "rounds": len(kept),
-        "dropped": len(measurement["rounds"]) - len(kept),
-        "busy": bool(busy),
-        "drift": drift,
-        "drifting": drifting,
-        "remarks": remarks,
+        **fitness(measurement["rounds"], levels, "rounds"),
     }
 
 
@@ -204,12 +202,14 @@ def figures_from(measurement: Mapping[str, Any]) -> dict[str, Any]:
 class _Run:
     """One measurement under way."""
 
-    candidate: Call
-    control: Call
+    candidate: Sampler
+    control: Sampler
     settings: RoundSettings
     clock: Clock
     watch: Watch
+    turns: Turns
     calls: int = 1
+    resting: float = 0.0
     rounds: list[Round] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     stopped: str = ""
@@ -219,24 +219,41 @@ class _Run:
     def measured(self) -> Measurement:
         self.started = self.clock()
         candidate_ns, control_ns = self._warm_up()
-        fastest = min(median(candidate_ns[1:]), median(control_ns[1:]))
-        self.calls = min(max(math.ceil(self.settings.chunk_seconds * 1e9 / fastest), 1), _CALLS)
         # The best call of the candidate counts: one that was disturbed must not condemn it.
         if self._hopeless(math.log(median(control_ns[1:]) / min(candidate_ns[1:]))):
             self.stopped = "abandoned"
+        else:
+            self._size_chunks(median(candidate_ns[1:]), median(control_ns[1:]))
         while not self.stopped:
             self._window()
         return Measurement(
-            self.settings, self.calls, candidate_ns, control_ns, self.rounds, self.stopped, self._elapsed()
+            self.settings,
+            self.calls,
+            self.resting,
+            candidate_ns,
+            control_ns,
+            self.rounds,
+            self.stopped,
+            self._elapsed(),
         )
+
+    def _size_chunks(self, candidate_ns: float, control_ns: float) -> None:
+        """How many calls make a chunk, by what a call and a switch take."""
+        for sampler, each in ((self.control, control_ns), (self.candidate, candidate_ns)):
+            self.turns.learn(sampler, each)
+            self.turns.switch(sampler)
+            self.resting = max(self.resting, self.turns.resting)
+        seconds = max(self.settings.chunk_seconds, _CHUNK_OF_REST * self.resting)
+        fastest = min(candidate_ns, control_ns)
+        self.calls = min(max(math.ceil(seconds * 1e9 / fastest), 1), _CALLS)
 
     def _warm_up(self) -> tuple[list[int], list[int]]:
         """Both in turns until the last calls of each are alike; the very first may take any time."""
         candidate_ns: list[int] = []
         control_ns: list[int] = []
         while len(candidate_ns) < _CALLS:
-            control_ns += self._chunk(self.control, 1)
-            candidate_ns += self._chunk(self.candidate, 1)
+            control_ns += self.control.sample(1)
+            candidate_ns += self.candidate.sample(1)
             if len(candidate_ns) >= 2 and self._elapsed() >= self.settings.warm_up_seconds:
                 break
             if _steady(candidate_ns) and _steady(control_ns):
@@ -249,21 +266,21 @@ class _Run:
         taken: list[Round] = []
         ratios: list[float] = []
         while not taken or self.clock() - start < self.settings.window_seconds * 1e9:
-            taken.append(self._round("BAAB" if (len(self.rounds) + len(taken)) % 2 else "ABBA"))
+            taken.append(self._round(self._orders[(len(self.rounds) + len(taken)) % 2]))
             ratios.append(_log_ratio(taken[-1].candidate_ns, taken[-1].control_ns))
             if len(self.ratios) + len(ratios) >= 2 and self._hopeless(max(self.ratios + ratios)):
                 self.stopped = "abandoned"
                 break
         others = self.watch.others(before, self.watch.read())
-        reason = ""
-        if others is not None and others > self.settings.interference * self.watch.cores:
-            reason = f"others used {others:.2f} of {self.watch.cores} cores"
+        state = self.watch.state()
+        reason = disturbance(self.watch, others, state, self.settings.interference)
         # The bound on retries; and what the last of the time was spent on is better kept than nothing.
         spent = self.dropped_windows >= self.settings.retries or self._elapsed() >= self.settings.seconds
         dropped = bool(reason) and not spent and not self.stopped
         self.dropped_windows += dropped
         self.ratios += [] if dropped else ratios
-        self.rounds += [replace(r, others=others, dropped=dropped, reason=reason) for r in taken]
+        told: dict[str, Any] = {"others": others, "conditions": state, "dropped": dropped, "reason": reason}
+        self.rounds += [replace(one, **told) for one in taken]
         self.stopped = self.stopped or self._why_stop()
 
     def _why_stop(self) -> str:
@@ -276,20 +293,16 @@ class _Run:
             return "time"
         return "rounds" if len(self.rounds) >= settings.max_rounds else ""
 
+    @property
+    def _orders(self) -> tuple[str, str]:
+        dear = self.resting > 2 * self.settings.chunk_seconds
+        return ("AB", "BA") if dear else ("ABBA", "BAAB")
+
     def _round(self, order: str) -> Round:
         sides: dict[str, list[int]] = {"A": [], "B": []}
         for side in order:
-            sides[side] += self._chunk(self.candidate if side == "A" else self.control, self.calls)
+            sides[side] += self.turns.sample(self.candidate if side == "A" else self.control, self.calls)
         return Round(order, sides["A"], sides["B"])
-
-    def _chunk(self, call: Call, calls: int) -> list[int]:
-        clock = self.clock
-        durations = []
-        for _ in range(calls):
-            start = clock()
-            call()
-            durations.append(clock() - start)
-        return [checked_nanoseconds(duration) for duration in durations]
 
     def _hopeless(self, log_ratio: float) -> bool:
         bound = self.settings.abandon_below
@@ -300,7 +313,7 @@ class _Run:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No garbage collection within a call; it would fall on either side at random."""
     enabled = gc.isenabled()
     gc.disable()
@@ -321,28 +334,9 @@ def _log_ratio(candidate_ns: Sequence[int], control_ns: Sequence[int]) -> float:
     The medians are of logs, so that ABBA cancels a drift by a constant factor a call exactly: the middle two
     samples of a side may be from either end of the round.
     """
-    return _log_median(control_ns) - _log_median(candidate_ns)
-
-
-def _log_median(samples: Sequence[int]) -> float:
-    return median([math.log(checked_nanoseconds(ns)) for ns in samples])
+    control, candidate = ([checked_nanoseconds(ns) for ns in side] for side in (control_ns, candidate_ns))
+    return log_median(control) - log_median(candidate)
 
 
 def _kept(measurement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in measurement["rounds"] if not one["dropped"]]
-
-
-def _drift(rounds: Sequence[Mapping[str, Any]]) -> float | None:
-    """Time in the last third of the rounds / time in the first third, both sides together."""
-    third = len(rounds) // 3
-    if not third:
-        return None
-    levels = [(_log_median(one["candidate_ns"]) + _log_median(one["control_ns"])) / 2 for one in rounds]
-    return math.exp(median(levels[-third:]) - median(levels[:third]))
-
-
-def _percentiles(samples: Sequence[int]) -> dict[str, int]:
-    """Nearest ranks, so that each is a call that really happened."""
-    ordered = sorted(samples)
-    ranks = {f"p{p}": ordered[max(math.ceil(len(ordered) * p / 100), 1) - 1] for p in (50, 95, 99) if ordered}
-    return {**ranks, "calls": len(ordered)}

@@ -53,16 +53,21 @@ class Decision:
     explanations: dict[str, str] = field(default_factory=dict)
 
 
+#: What a load does to a speed: no interval of the rounds of one load knows of it, so it is added to them.
+LOAD_SHIFT = 0.01
+
+
 def finalists(trials: Sequence[Trial], k: int, at_least: float = 0.0) -> list[Trial]:
     """The trials that may be the fastest, as far as the screening can tell: at most k, best first.
 
-    Those are the eligible ones whose upper bound reaches the lower bound of the best one. Routes with one
+    Those are the eligible ones whose upper bound, raised by LOAD_SHIFT since each was loaded only once,
+    reaches the lower bound of the best one. Routes with one
     engine count once, as the one that was measured; so do those that share the default route's engine, which
     is the control and no finalist. An abandoned candidate never is one. Equal speeds: the simpler route
     first, then by its string.
 
     Args:
-        at_least: leave out those whose upper bound is below this speed: they could not win.
+        at_least: leave out those whose upper bound, raised likewise, is below this speed: they could not win.
     """
     controls = {trial.alias_of or trial.route.id for trial in trials if trial.route.is_default}
     ranked = sorted(
@@ -72,7 +77,7 @@ def finalists(trials: Sequence[Trial], k: int, at_least: float = 0.0) -> list[Tr
     if not ranked:
         return []
     bound = max(ranked[0].low or 0.0, at_least)
-    reaching = [trial for trial in ranked if (math.inf if trial.high is None else trial.high) >= bound]
+    reaching = [trial for trial in ranked if _reach(trial) >= bound]
     return reaching[:k]
 
 
@@ -84,9 +89,13 @@ def comparisons(finalists: int) -> int:
     return max(1, finalists * (finalists + 1) // 2)
 
 
-def loads_needed(finalists: int, confidence: float) -> int:
-    """The smallest number of loads with which a duel of so many finalists can have a winner."""
-    return needed(confidence, comparisons(finalists))
+def loads_needed(finalists: int, confidence: float, spare: int = 0) -> int:
+    """The smallest number of loads with which a duel of so many finalists can have a winner.
+
+    Args:
+        spare: how many wild loads may go against it.
+    """
+    return needed(confidence, comparisons(finalists), spare)
 
 
 def decide(
@@ -182,7 +191,7 @@ def _beside_default(duel: _Duel, min_gain: float, explanations: dict[str, str]) 
             f"the fastest, {best}, has {duel.estimates[best]}{duel.few_loads}"
         )
     else:
-        why = "no other route got as far as a duel"
+        why = f"no other route got as far as a duel, in which its lower bound would have to clear {needs}"
     return Decision("", "default", f"the default route wins: {why}", None, [], explanations)
 
 
@@ -234,6 +243,11 @@ def _may_win(trial: Trial) -> bool:
     """Measured itself, to the end, with a speed that can be one."""
     measured = trial.eligible and trial.alias_of is None and not trial.abandoned
     return measured and math.isfinite(_speed(trial)) and _speed(trial) > 0
+
+
+def _reach(trial: Trial) -> float:
+    """The fastest that it may be."""
+    return math.inf if trial.high is None else trial.high * (1 + LOAD_SHIFT)
 
 
 def _speed(trial: Trial) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import lru_cache
+from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from routetune.tasks.arrays import Array, load_arrays
 from routetune.tasks.engines.base import Runner
 from routetune.tasks.engines.steps import RunError, engine_from, loaded
 from routetune.tasks.verdicts.accuracy import compare_outputs
-from routetune.tasks.verdicts.duel import DuelSettings, Load, duel_load
+from routetune.tasks.verdicts.conditions import watch_for
+from routetune.tasks.verdicts.duel import DuelSettings, duel_load, order_of
 from routetune.tasks.verdicts.rounds import RoundSettings, measure
+from routetune.tasks.verdicts.samplers import Sampler, Serial, Streams
 
 
 def check(
@@ -53,14 +55,15 @@ def time(
 ) -> dict[str, Any]:
     """Raw rounds of a candidate beside the control, as plain JSON; `rounds` holds RoundSettings' fields."""
     arrays = load_arrays(Path(inputs))
+    chosen = RoundSettings(**rounds)
     with ExitStack() as stack:
 
-        def ready(engine: Mapping[str, Any], path: str) -> Callable[[], None]:
-            runner = loaded(backend, engine_from(path, engine), device, settings)
-            return _prepared(stack.enter_context(runner), arrays)
+        def ready(engine: Mapping[str, Any], path: str) -> Sampler:
+            load = partial(loaded, backend, engine_from(path, engine), device, settings)
+            return sampler(stack, load, arrays, chosen.streams)
 
-        calls = ready(candidate, candidate_path), ready(control, control_path)
-        return measure(calls[0], calls[1], RoundSettings(**rounds)).to_json()
+        sides = ready(candidate, candidate_path), ready(control, control_path)
+        return measure(sides[0], sides[1], chosen, watch=watch_for(device)).to_json()
 
 
 def duel(
@@ -79,17 +82,34 @@ def duel(
         load: the number of this load, which decides the order of loading and timing.
     """
     arrays = load_arrays(Path(inputs))
-    names = list(engines)
-    turn = load % len(names)
-    order = names[turn:] + names[:turn]
+    chosen = DuelSettings(**duelling)
     with ExitStack() as stack:
-        calls: dict[str, Callable[[], None]] = {}
-        for name in order:
+        samplers: dict[str, Sampler] = {}
+        for name in order_of(list(engines), load):
             engine, path = engines[name]
-            runner = stack.enter_context(loaded(backend, engine_from(path, engine), device, settings))
-            calls[name] = _prepared(runner, arrays)
-        result: Load = duel_load(calls, DuelSettings(**duelling))
-        return result.to_json()
+            fresh = partial(loaded, backend, engine_from(path, engine), device, settings)
+            samplers[name] = sampler(stack, fresh, arrays, chosen.streams)
+        return duel_load(samplers, chosen, watch=watch_for(device)).to_json()
+
+
+def sampler(
+    stack: ExitStack,
+    load: Callable[[], AbstractContextManager[Runner]],
+    inputs: Mapping[str, Array],
+    streams: int = 1,
+) -> Sampler:
+    """An engine loaded and ready to be timed, with so many inferences in flight; freed with `stack`.
+
+    Streams share one runner where it says that its prepared calls may run at once (`Runner.concurrent`), and
+    have one each elsewhere.
+    """
+    runner = stack.enter_context(load())
+    calls = [_prepared(runner, inputs)]
+    for _ in range(streams - 1):
+        if not getattr(runner, "concurrent", False):
+            runner = stack.enter_context(load())
+        calls.append(_prepared(runner, inputs))
+    return Serial(calls[0]) if streams == 1 else stack.enter_context(Streams(calls))
 
 
 def _infer(runner: Runner, inputs: Mapping[str, Array], set_name: str) -> dict[str, Array]:

@@ -76,6 +76,10 @@ def test_from_target_to_publication_and_again(
     assert Path(first["engine"]).exists()
     routes = {trial["route"] for trial in first["trials"]}
     assert "" in routes and "-graph_optimization_level=disabled" in routes
+    assert first["objective"] == {"of": "latency", "streams": 1}
+    assert first["times"]["control"]["p50"] <= first["times"]["control"]["p99"]
+    assert all(isinstance(remark, str) for remark in first["remarks"])
+    assert sum(trial["times"] is not None for trial in first["trials"]) >= 2
 
     again = answer(routetune("tune", target, "--json"))
     assert again["note"] == "fresh, nothing to do"

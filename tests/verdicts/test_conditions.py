@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from routetune.tasks.verdicts.conditions import CoreTimes, CoreWatch
+from routetune.tasks.verdicts.conditions import CoreTimes, CoreWatch, disturbance, watch_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc/stat")
 
@@ -62,3 +62,27 @@ def test_a_real_neighbour_is_seen_and_we_are_not() -> None:
     own = 0.3 / (time.monotonic() - wall)
     # Our own core does not count, so what is left is at most the others; 0.25 for the grain of the count.
     assert others is not None and others <= watch.cores - own + 0.25
+
+
+def test_frequency_and_heat_where_the_kernel_tells(tmp_path: Path) -> None:
+    for core in os.sched_getaffinity(0):
+        folder = tmp_path / f"devices/system/cpu/cpu{core}/cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_cur_freq").write_text("2600000\n")
+    for number, milli in enumerate(["48500", "61200", "-274000", "not a number"]):
+        zone = tmp_path / f"class/thermal/thermal_zone{number}"
+        zone.mkdir(parents=True)
+        (zone / "temp").write_text(milli)
+    watch = CoreWatch(sys=tmp_path)
+    assert watch.state() == {"mhz": 2600, "celsius": 61.2}
+    (tmp_path / "class/thermal/thermal_zone1/temp").unlink()  # a sensor that went away
+    assert watch.state()["celsius"] == 48.5
+    assert CoreWatch(sys=tmp_path / "absent").state() == {}
+
+
+def test_others_beyond_their_share_disturb() -> None:
+    watch = CoreWatch()
+    limit = 0.15 * watch.cores
+    assert disturbance(watch, limit * 0.9, {}, 0.15) == "" == disturbance(watch, None, {}, 0.15)
+    assert f"of {watch.cores} cores" in disturbance(watch, limit * 1.1, {}, 0.15)
+    assert watch_for("cpu").cores == watch.cores

@@ -66,6 +66,9 @@ class Neighbours:
     def __init__(self, machine: Machine) -> None:
         self.cores, self.read, self.others = machine.cores, machine.read, machine.watched
 
+    def state(self) -> dict[str, Any]:
+        return {"mhz": 2600}
+
 
 def timed(
     machine: Machine, candidate_ns: float, control_ns: float = MS, first: float = 1.0, **settings: Any
@@ -98,8 +101,27 @@ def test_chunks_alternate_and_every_second_round_is_mirrored() -> None:
     measurement = timed(machine, MS)
     assert measurement.calls == 5
     rounds = machine.calls[2 * len(measurement.warm_up_control_ns) :]
-    assert rounds.startswith("AAAAABBBBBBBBBBAAAAA" + "BBBBBAAAAAAAAAABBBBB")
+    # In small letters: after each switch, two calls of a millisecond that do not count.
+    expected = "bbaa" + "AAAAA bb BBBBBBBBBB aa AAAAA" + "bb BBBBB aa AAAAAAAAAA bb BBBBB"
+    assert rounds.startswith(expected.replace(" ", "").upper())
     assert [one.order for one in measurement.rounds[:3]] == ["ABBA", "BAAB", "ABBA"]
+
+
+def test_where_a_switch_waits_long_there_is_one_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, waits = Machine(), []
+
+    def spun() -> None:  # as long as the threads of another engine spin
+        waits.append(machine.now)
+        machine.now += 120 * MS
+
+    monkeypatch.setattr("routetune.tasks.verdicts.samplers.rested", spun)
+    measurement = timed(machine, 0.8 * MS, width=1e-9, seconds=3.0)
+    assert measurement.resting == pytest.approx(0.12)
+    assert [one.order for one in measurement.rounds[:3]] == ["AB", "BA", "AB"]
+    assert measurement.calls == math.ceil(30 / 0.8)  # a quarter of the waiting
+    # Two switches before the first round, then one in each.
+    assert len(waits) == 2 + len(measurement.rounds)
+    assert estimate_from(stored(measurement)).ratio == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +238,7 @@ def test_a_busy_machine_is_measured_all_the_same_and_says_so() -> None:
     machine = Machine(noise=0.01, others=[1.2] * 1000)
     raw = stored(timed(machine, MS, width=1e-9, seconds=2.0, retries=2))
     figures = figures_from(raw)
-    windows = 2 * 0.2 / 0.020  # two dropped windows of 0.2 s, rounds of 20 ms
+    windows = 2 * 0.2 / 0.026  # two dropped windows of 0.2 s, rounds of 20 calls and 3 times 2 to warm up
     assert figures["dropped"] == pytest.approx(windows, abs=2)
     assert figures["busy"] and figures["rounds"] > 20
     assert "others used 1.2 cores" in figures["remarks"][0]

@@ -21,7 +21,7 @@ class Closed(RuntimeError):
 
 
 class SessionRunner:
-    """Runs one session. Not for several threads at once.
+    """Runs one session. Not for several threads at once, but its prepared calls are.
 
     Args:
         session: an onnxruntime.InferenceSession.
@@ -30,6 +30,9 @@ class SessionRunner:
     Raises:
         BadInput: an input or output is of a type that cannot be an array here.
     """
+
+    #: A session may run on several threads at once; what is bound belongs to the prepared call.
+    concurrent = True
 
     def __init__(self, session: Any, flush: bool = False) -> None:
         self._session = session

@@ -1,0 +1,68 @@
+"""How often identical engines make a false winner: ours and the peers' rules on the same samples.
+
+Twenty engines under different names, all the bytes of the default's, so that whatever is published other than
+the default is false. Quiet, and beside a process that computes without end on one core.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.stage import (
+    Outcome,
+    Work,
+    appending,
+    kept,
+    load_on_one_core,
+    peers,
+    runs,
+    select,
+    share,
+    write,
+)
+
+FILE = "false_wins.json"
+COMMAND = "pytest -m benchmark tests/benchmarks/test_false_wins.py"
+ENGINES = 20
+ROUNDS = {
+    "seconds": 0.1,
+    "chunk_seconds": 0.003,
+    "warm_up_seconds": 0.03,
+    "window_seconds": 0.1,
+    "retries": 1,
+}
+DUEL = {"seconds": 0.12, "turns": 4}
+BOUNDS = {"quiet": 0.05, "loaded": 0.10}
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize("machine", ["quiet", "loaded"])
+def test_false_wins(machine: str, tmp_path: Path) -> None:
+    work = Work(tmp_path, width=96)
+    engine, arrays = work.engine("default", work.layers_for(0.001)), work.inputs()
+    engines = {f"-name={number:02}": engine for number in range(ENGINES)}
+    rows = []
+    with load_on_one_core(machine == "loaded"):
+        for _ in range(runs(60)):
+            rows.append(_row(select(engines, engine, arrays, ROUNDS, DUEL, min_gain=0.0)))
+    rows = kept(FILE, machine, rows, fresh=not appending())
+    shares = {rule: share(sum(row["false"][rule] for row in rows), len(rows)) for rule in rows[0]["false"]}
+    settings = {"engines": ENGINES, "min_gain": 0.0, "rounds": ROUNDS, "duel": DUEL}
+    write(FILE, machine, COMMAND, {"settings": settings, "false wins": shares, "rows": rows})
+    assert shares["ours"]["share"] <= BOUNDS[machine], shares
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    false = {"ours": outcome.decision.kind != "default"}
+    false |= {rule: winner != "" for rule, winner in peers(outcome).items()}
+    return {
+        "false": false,
+        "finalists": len(outcome.finalists),
+        "loads": len(outcome.loads),
+        "disturbed": sum(bool(load["reason"]) for load in outcome.loads),
+        "seconds": round(outcome.seconds, 2),
+        "calls": outcome.calls,
+    }

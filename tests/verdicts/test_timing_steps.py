@@ -1,0 +1,84 @@
+"""The worker's timing steps on real engines: latency and throughput, and who loads how many sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from routetune.tasks.arrays import load_arrays, save_arrays
+from routetune.tasks.engines import steps as engine_steps
+from routetune.tasks.verdicts import steps
+from routetune.tasks.verdicts.duel import duel_figures, log_ratios
+from routetune.tasks.verdicts.rounds import estimate_from, figures_from
+from routetune.tasks.verdicts.samplers import Serial, Streams
+
+from tests.engines.small_models import cnn
+
+QUICK = {"seconds": 0.2, "warm_up_seconds": 0.02}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """An engine with its place, and the file of its inputs."""
+    place = tmp_path_factory.mktemp("timing")
+    sample = cnn()
+    order = {
+        "model": str(sample.save(place)),
+        "route": {"-intra_op_num_threads": "1"},
+        "output": str(place / "engine.onnx"),
+    }
+    engine = engine_steps.build("onnxruntime", order)
+    save_arrays(place / "inputs", sample.inputs[0])
+    return {**engine, "path": str(place / "engine.onnx")}, str(place / "inputs")
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_an_engine_beside_itself_is_as_fast(built: tuple[dict[str, Any], str], streams: int) -> None:
+    engine, inputs = built
+    settings = QUICK | {"streams": streams}
+    raw = steps.time(
+        "onnxruntime", engine, engine["path"], engine, engine["path"], "cpu", {}, inputs, settings
+    )
+    found = estimate_from(raw)
+    assert 0.5 < found.ratio < 2.0 and found.n >= 6
+    assert raw["settings"]["streams"] == streams
+    # A chunk of streams gives one sample; of single calls, each call is one.
+    assert {len(one["candidate_ns"]) for one in raw["rounds"]} == {2 * raw["calls"] if streams == 1 else 2}
+    assert figures_from(raw)["candidate"]["p50"] > 1000
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_duel_load_of_real_engines(built: tuple[dict[str, Any], str], streams: int) -> None:
+    engine, inputs = built
+    engines = dict.fromkeys(("-a=1", "(control)"), (engine, engine["path"]))
+    duelling = {"seconds": 0.1, "streams": streams}
+    loads = [steps.duel("onnxruntime", engines, "cpu", {}, inputs, load, duelling) for load in range(2)]
+    assert [list(load["samples"]) for load in loads] == [["-a=1", "(control)"], ["(control)", "-a=1"]]
+    assert all(abs(ratio) < 0.7 for ratio in log_ratios(loads, "-a=1", "(control)"))
+    assert duel_figures(loads)["times"]["-a=1"]["calls"] >= 4
+
+
+@pytest.mark.parametrize(("concurrent", "loaded"), [(True, 1), (False, 3)])
+def test_streams_share_an_engine_where_its_backend_allows(
+    built: tuple[dict[str, Any], str], concurrent: bool, loaded: int
+) -> None:
+    engine, inputs = built
+    runners: list[Any] = []
+
+    @contextmanager
+    def load() -> Iterator[Any]:
+        opened = engine_steps.engine_from(engine["path"], engine)
+        with engine_steps.loaded("onnxruntime", opened, "cpu", {}) as runner:
+            runner.concurrent = concurrent  # type: ignore[attr-defined]
+            runners.append(runner)
+            yield runner
+
+    arrays = load_arrays(Path(inputs))
+    with ExitStack() as stack:
+        sampler = steps.sampler(stack, load, arrays, streams=3)
+        assert isinstance(sampler, Streams) and len(sampler.sample(12)) == 1
+        assert isinstance(steps.sampler(stack, load, arrays), Serial)
+    assert len(runners) == loaded + 1
