@@ -94,7 +94,9 @@ def status(
 def knobs(
     name: Annotated[str | None, typer.Argument(help="A knob, or a glob such as '-session.*'.")] = None,
     backend: Annotated[str, typer.Option(help="Whose knobs.")] = "onnxruntime",
-    device: Annotated[str, typer.Option(help="For which device.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="For which device. [default: cuda:0 for tensorrt, else cpu]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the knobs of the installed backend: name, allowed values, default, meaning."""

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks.engines.base import open_backend
+from routetune.tasks.engines.base import default_device, open_backend
 from routetune.tasks.errors import BadInput
 from routetune.tasks.report.summary import published
 from routetune.tasks.routes.expression import read_expression_file
@@ -35,7 +35,7 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
         space = open_space(search.routes, open_backend(backend).knobs(device), search.exclude)
         algorithm, seed = algorithm or search.algorithm, search.seed
     else:
-        space = open_space(what, open_backend(backend).knobs("cpu"))
+        space = open_space(what, open_backend(backend).knobs(default_device(backend)))
         algorithm, seed = algorithm or "mixed", 0
     strategy = open_search(algorithm, space, seed=seed)
     return {
@@ -47,14 +47,14 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
     }
 
 
-def knob_table(backend: str, device: str, name: str | None) -> dict[str, Any]:
+def knob_table(backend: str, device: str | None, name: str | None) -> dict[str, Any]:
     """The knob database, or the knobs that a name or a glob means, in the database's own JSON.
 
     Raises:
         BadInput: no knob is meant.
     """
-    database = open_backend(backend).knobs(device)
-    malformed = list(database.malformed)
+    database = open_backend(backend).knobs(device or default_device(backend))
+    malformed, notes = list(database.malformed), database.notes
     if name is not None and not any(c in name for c in "*?["):
         database = KnobDatabase(database.version, [database[name]])
     elif name is not None:
@@ -62,7 +62,7 @@ def knob_table(backend: str, device: str, name: str | None) -> dict[str, Any]:
         if not found:
             raise BadInput(f"no knob of {backend} matches {name!r}; 'routetune knobs' lists them all")
         database = KnobDatabase(database.version, found)
-    return database.to_json() | {"malformed": malformed}
+    return database.to_json() | {"malformed": malformed, "notes": list(notes.values())}
 
 
 def shown(path: Path, store: Store) -> dict[str, Any]:

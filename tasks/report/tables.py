@@ -64,6 +64,8 @@ def knobs(answer: dict[str, Any], console: Console) -> None:
         table.add_row(*(escape(text) for text in (one["option"], values, one["default_value"], one["help"])))
     console.print(table)
     console.print(f"{len(answer['tuner_options'])} knobs of {escape(answer['tuner_version'])}")
+    for text in (*answer["notes"], *answer["malformed"]):
+        console.print(escape(text))
 
 
 def expansion(answer: dict[str, Any], console: Console) -> None:

@@ -21,7 +21,7 @@ SCHEMA = 1
 
 VARIABLE = "ROUTETUNE_STORE"
 _MARKER = "store.json"
-_PARTS = ("blobs", "entries", "records", "runs", "publications", "locks", "set-aside")
+_PARTS = ("blobs", "entries", "records", "runs", "publications", "locks", "timing-caches", "set-aside")
 
 
 @dataclass(frozen=True, slots=True)
