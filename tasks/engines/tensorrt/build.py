@@ -38,10 +38,11 @@ def build_bytes(order: BuildOrder) -> bytes:
     apply_settings(config, order.route)
     _set_route(config, compiler_route(order.route))
     cache_file = order.settings.get("timing_cache")
-    cache_path = Path(cache_file) if cache_file else None
-    timing_cache.attach(config, cache_path)
+    if not cache_file or is_rtx():  # TensorRT-RTX times nothing at build time; its timing cache stays empty
+        return _built(builder, network, parser, config, monitor)
+    timing_cache.attach(config, Path(cache_file))
     data = _built(builder, network, parser, config, monitor)
-    timing_cache.keep(config, cache_path)
+    timing_cache.keep(config, Path(cache_file))
     return data
 
 
@@ -116,14 +117,22 @@ def _add_profiles(builder: Any, network: Any, config: Any, order: BuildOrder) ->
         profile = builder.create_optimization_profile()
         for index in range(network.num_inputs):
             tensor = network.get_input(index)
-            name = tensor.name
-            if tensor.is_shape_tensor:
-                limits = _limits(values, name, "an input that shapes depend on", "shape_values in [engine]")
-                profile.set_shape_input(name, *limits)
-            elif name in shapes or -1 in tuple(tensor.shape):
-                profile.set_shape(name, *_limits(shapes, name, "of dynamic shape", "[shapes]"))
+            try:
+                _add_limits(profile, tensor, shapes, values)
+            except (ValueError, RuntimeError) as error:
+                raise BuildError(f"TensorRT refuses the profile of input {tensor.name!r}: {error}") from error
         if config.add_optimization_profile(profile) < 0:
             raise BuildError(f"TensorRT refuses an optimization profile: {dict(shapes)}\n{log().take()}")
+
+
+def _add_limits(profile: Any, tensor: Any, shapes: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Put one input into a profile, if it needs to be there."""
+    name = tensor.name
+    if tensor.is_shape_tensor:
+        limits = _limits(values, name, "an input that shapes depend on", "shape_values in [engine]")
+        profile.set_shape_input(name, *limits)
+    elif name in shapes or -1 in tuple(tensor.shape):
+        profile.set_shape(name, *_limits(shapes, name, "of dynamic shape", "[shapes]"))
 
 
 def _limits(given: Mapping[str, Any], name: str, what: str, where: str) -> tuple[tuple[int, ...], ...]:
@@ -136,14 +145,13 @@ def _set_route(config: Any, route: str) -> None:
     """Set the build route and read it back: the Python setter drops TensorRT's refusal."""
     if not route:
         return
+    config.build_route = route
+    if config.build_route.split() == route.split():
+        return
     if not config.all_build_routes.strip():
         raise BuildError(f"the route {route!r} cannot be set: {NO_TUNER}")
-    config.build_route = route
-    if config.build_route.split() != route.split():
-        said = log().take() or "it gave no reason"
-        raise BuildError(
-            f"TensorRT refused the route {route!r} and keeps {config.build_route!r} instead: {said}"
-        )
+    said = log().take() or "it gave no reason"
+    raise BuildError(f"TensorRT refused the route {route!r} and keeps {config.build_route!r}: {said}")
 
 
 def _built(builder: Any, network: Any, parser: Any, config: Any, monitor: Any) -> bytes:

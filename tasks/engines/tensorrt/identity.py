@@ -40,8 +40,10 @@ def identity(text: str) -> str | None:
     if not all(isinstance(layer, Mapping) and not _opaque(layer) for layer in layers):
         return None
     numbers: dict[str, int] = {}
-    kept = set(_names(document.get("Bindings")))
-    return digest({"layers": [_normal(layer, numbers, kept) for layer in layers], "bindings": sorted(kept)})
+    # TensorRT 11 tells formats and profiles of inputs and outputs; 10 and TensorRT-RTX only their names.
+    edges = document.get("I/O Tensors", document.get("Bindings"))
+    kept = set(_names(edges))
+    return digest({"layers": [_normal(layer, numbers, kept) for layer in layers], "edges": edges})
 
 
 def _opaque(layer: Mapping[str, Any]) -> bool:
@@ -72,6 +74,6 @@ def _tensor(tensor: Any, numbers: dict[str, int], kept: set[str]) -> Any:
     return told | {"tensor": name if name in kept else numbers.setdefault(name, len(numbers))}
 
 
-def _names(bindings: Any) -> list[str]:
-    found = bindings if isinstance(bindings, list) else []
+def _names(edges: Any) -> list[str]:
+    found = edges if isinstance(edges, list) else []
     return [str(one.get("Name", "")) if isinstance(one, Mapping) else str(one) for one in found]

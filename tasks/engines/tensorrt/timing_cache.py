@@ -18,26 +18,25 @@ MARK = b"routetune timing cache 1\n"
 _HEAD = len(MARK) + hashlib.sha256().digest_size
 
 
-def attach(config: Any, path: Path | None) -> None:
+def attach(config: Any, path: Path) -> None:
     """Give the configuration the cache of `path`, or an empty one; what cannot be used is set aside."""
-    data = b"" if path is None else _read(path)
+    data = _read(path)
     seen = len(log().warnings)
     cache = config.create_timing_cache(data)
     taken = cache is not None and config.set_timing_cache(cache, ignore_mismatch=False)
     refused = [text for text in log().warnings[seen:] if "timing cache" in text.lower()]
     log().take()  # errors on the way to a fresh cache are not the route's
     if data and (refused or not taken):
-        assert path is not None
         _set_aside(path, "TensorRT does not take it; it is of another GPU or version")
         empty = config.create_timing_cache(b"")
         if empty is not None:
             config.set_timing_cache(empty, ignore_mismatch=False)
 
 
-def keep(config: Any, path: Path | None) -> None:
+def keep(config: Any, path: Path) -> None:
     """Write the configuration's cache back; what others wrote meanwhile is merged in."""
-    cache = None if path is None else config.get_timing_cache()
-    if cache is None or path is None:
+    cache = config.get_timing_cache()
+    if cache is None:
         return
     meanwhile = _read(path)
     if meanwhile:
