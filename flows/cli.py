@@ -97,11 +97,18 @@ def knobs(
     device: Annotated[
         str | None, typer.Option(help="For which device. [default: cuda:0 for tensorrt, else cpu]")
     ] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option("--diff", help="A knob database saved before (by --json, or trtexec --helpBuildRoute)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the knobs of the installed backend: name, allowed values, default, meaning."""
-    from routetune.tasks.report.answers import knob_table
+    """List the knobs of the installed backend, or with --diff what is new, gone or changed in them."""
+    from routetune.tasks.report.answers import knob_difference, knob_table
 
+    if diff is not None:
+        _answer(knob_difference(backend, device, diff), as_json, "knob_difference")
+        return
     _answer(knob_table(backend, device, name), as_json, "knobs")
 
 

@@ -68,6 +68,20 @@ def knobs(answer: dict[str, Any], console: Console) -> None:
         console.print(escape(text))
 
 
+def knob_difference(answer: dict[str, Any], console: Console) -> None:
+    """What changed between two knob databases."""
+    console.print(f"{escape(answer['old_version'])} -> {escape(answer['new_version'])}")
+    for word in ("new", "gone"):
+        for name in answer[word]:
+            console.print(escape(f"{word}: {name}"))
+    for change in answer["changed"]:
+        console.print(
+            escape(f"changed: {change['option']} {change['field']}: {change['old']} -> {change['new']}")
+        )
+    if not (answer["new"] or answer["gone"] or answer["changed"]):
+        console.print("the same knobs, values and defaults")
+
+
 def expansion(answer: dict[str, Any], console: Console) -> None:
     """Routes in the order in which they would be tried."""
     for route in answer["routes"]:

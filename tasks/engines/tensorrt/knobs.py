@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.tensorrt.library import NO_TUNER, is_rtx, library, log
 from routetune.tasks.errors import BadInput
 from routetune.tasks.routes.knob import Knob, KnobDatabase
@@ -174,7 +175,7 @@ def _set(config: Any, setting: Setting, value: str) -> None:
     setattr(config, setting.attribute, new)
     found = _read(config, setting)
     if found != value:
-        raise BadInput(f"knob +{setting.name}: TensorRT took {found} in place of {value}")
+        raise BuildError(f"knob +{setting.name}: TensorRT took {found} in place of {value}")
 
 
 def _read(config: Any, setting: Setting) -> str:
