@@ -159,6 +159,35 @@ def rollback(target: TargetArgument, store: StoreOption = None, as_json: Json = 
 
 
 @app.command()
+def import_trials(
+    file: Annotated[Path, typer.Argument(help="A tuning log of trtexec or Torch-TensorRT (JSON lines).")],
+    target: Annotated[
+        Path | None, typer.Option(help="The target file that its trials are for. [default: every target]")
+    ] = None,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Keep what another tool found out about routes, to be tried first; it is never taken as a result."""
+    from routetune.tasks.report.exchange import import_trials as keep
+    from routetune.tasks.store import open_store
+
+    _answer(keep(file, target, open_store(store)), as_json, "imported")
+
+
+@app.command()
+def export_trials(
+    target: TargetArgument,
+    store: StoreOption = None,
+    run: Annotated[str | None, typer.Option(help="Which run. [default: the latest]")] = None,
+) -> None:
+    """Print the trials of a run in the format of trtexec's --tuningCacheFile (JSON lines)."""
+    from routetune.tasks.report.exchange import export_trials as log_of
+    from routetune.tasks.store import open_store
+
+    typer.echo(log_of(target, open_store(store), run), nl=False)
+
+
+@app.command()
 def doctor(store: StoreOption = None, as_json: Json = False) -> None:
     """Check the machine: libraries, devices, store, Prefect; says what is missing and what to do."""
     from routetune.tasks.doctor import examine

@@ -93,6 +93,15 @@ def expansion(answer: dict[str, Any], console: Console) -> None:
     )
 
 
+def imported(answer: dict[str, Any], console: Console) -> None:
+    """What became of a tuning log."""
+    kept = f"{answer['trials']} trials kept for {answer['target'] or 'every target'}"
+    counts = f"{answer['usable']} can be tried first, {answer['crashed']} crashed"
+    console.print(escape(f"{answer['file']}: {kept}; {counts}"))
+    for problem in answer["problems"]:
+        console.print(f"[yellow]{escape(problem)}[/]")
+
+
 def verification(answer: dict[str, Any], console: Console) -> None:
     """Problems, one a line."""
     for problem in answer["problems"]:
