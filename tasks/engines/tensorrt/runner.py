@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
 from routetune.tasks.engines.cuda import Array, Buffer, Graph, Stream
+from routetune.tasks.engines.feeding import checked_inputs
 from routetune.tasks.engines.onnxruntime.tensors import Element
 from routetune.tasks.engines.tensorrt.library import library, log
 from routetune.tasks.engines.tensorrt.tensors import element_of
@@ -105,24 +105,10 @@ class EngineRunner:
         self._engine = None
 
     def _work(self, inputs: Mapping[str, Array]) -> _Work:
-        fed = self._checked(inputs)
-        return _Work(self._engine, fed, self._elements, self._outputs)
-
-    def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs in the engine's order, contiguous."""
         if self._engine is None:
             raise Closed("the engine is closed; load it again to run it")
-        if missing := [name for name in self._inputs if name not in inputs]:
-            raise BadInput(f"input {missing[0]!r} is missing; the engine needs {', '.join(self._inputs)}")
-        if unknown := [name for name in inputs if name not in self._inputs]:
-            raise BadInput(f"the engine has no input {unknown[0]!r}; it has {', '.join(self._inputs)}")
-        fed = {}
-        for name in self._inputs:
-            array, dtype = np.asarray(inputs[name], order="C"), self._elements[name].dtype
-            if array.dtype != dtype:
-                raise BadInput(f"input {name!r} must be {dtype}, found {array.dtype}")
-            fed[name] = array
-        return fed
+        fed = checked_inputs(inputs, {name: self._elements[name].dtype for name in self._inputs})
+        return _Work(self._engine, fed, self._elements, self._outputs)
 
 
 class _Work:
@@ -211,33 +197,29 @@ class _Work:
         raise BadInput(f"no profile of the engine takes inputs of shapes {shapes}")
 
     def _bind_input(self, engine: Any, name: str, array: Array) -> None:
-        packed = self._elements[name].packed(array)
         if not self._context.set_input_shape(name, tuple(array.shape)):
             raise BadInput(f"TensorRT takes no input {name!r} of shape {list(array.shape)}: {log().take()}")
-        if _on_host(engine, name):
-            self._host[name] = packed
-            self._context.set_tensor_address(name, packed.ctypes.data)
-            return
-        self._buffers[name] = Buffer(packed.nbytes)
-        self._buffers[name].upload(packed, self.stream)
-        self._kept.append(packed)
-        self._context.set_tensor_address(name, self._buffers[name].address)
+        self._place(engine, name, self._elements[name].packed(array))
 
     def _bind_output(self, engine: Any, name: str) -> None:
         shape, element = tuple(self._context.get_tensor_shape(name)), self._elements[name]
         if -1 in shape:
             self._allocators[name] = allocator_class()(element, self.stream)
             self._context.set_output_allocator(name, self._allocators[name])
-            return
-        filled = element.sentinel(shape)
-        self._kept.append(filled)
-        if _on_host(engine, name):
-            self._host[name] = filled
-            self._context.set_tensor_address(name, filled.ctypes.data)
-            return
-        self._buffers[name] = Buffer(filled.nbytes)
-        self._buffers[name].upload(filled, self.stream)
-        self._context.set_tensor_address(name, self._buffers[name].address)
+        else:
+            self._place(engine, name, element.sentinel(shape))
+
+    def _place(self, engine: Any, name: str, array: Array) -> None:
+        """Put an array where the engine wants the tensor, on the host or the device."""
+        self._kept.append(array)
+        address = array.ctypes.data
+        if engine.get_tensor_location(name) == library().TensorLocation.HOST:
+            self._host[name] = array
+        else:
+            self._buffers[name] = Buffer(array.nbytes)
+            self._buffers[name].upload(array, self.stream)
+            address = self._buffers[name].address
+        self._context.set_tensor_address(name, address)
 
 
 @cache
@@ -285,7 +267,3 @@ def _fits(engine: Any, name: str, shape: tuple[int, ...], profile_index: int) ->
     return len(low) == len(shape) and all(
         least <= size <= most for least, size, most in zip(low, shape, high, strict=True)
     )
-
-
-def _on_host(engine: Any, name: str) -> bool:
-    return bool(engine.get_tensor_location(name) == library().TensorLocation.HOST)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.engines.tensorrt import look_up
-from tests.engines.tensorrt.names import Use, used_names, uses_in
+from tests.engines.tensorrt.names import PACKAGE, Use, used_names, uses_in
 from tests.engines.tensorrt.wheels import BINDINGS, stub_libraries, unpacked
 
 LookUp = Callable[[list[Use]], dict[str, Any]]
@@ -82,3 +84,27 @@ def test_the_walk_sees_what_matters() -> None:
     } <= names
     keywords = {(use.name, use.keyword) for use in used_names() if use.keyword}
     assert ("IBuilderConfig.set_timing_cache", "ignore_mismatch") in keywords
+
+
+def test_the_lines_that_only_tensorrt_itself_can_reach_are_few_and_listed() -> None:
+    text = (PACKAGE.parents[2] / "docs" / "tensorrt.md").read_text()
+    rows = [line.split("|")[1:3] for line in text.partition("| in `tasks/")[2].splitlines()[2:]]
+    told = {cells[0].strip(): int(cells[1]) for cells in rows}
+    assert sum(told.values()) < 150
+    whole, lines = next(iter(told.items()))
+    names = set(re.findall(r"`(\w+)`", whole))
+    statements: set[int] = set()
+    for node in ast.walk(ast.parse((PACKAGE / "runner.py").read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names:
+            names.remove(node.name)
+            statements |= {one.lineno for one in ast.walk(node) if _runs(one, node)}
+    assert not names
+    assert len(statements) == lines
+
+
+def _runs(node: ast.AST, outer: ast.AST) -> bool:
+    """Whether a node is a statement that does something when it is reached."""
+    if node is outer or not isinstance(node, ast.stmt):
+        return False
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return not is_text and not isinstance(node, ast.FunctionDef | ast.ClassDef)

@@ -368,6 +368,11 @@ def test_an_engine_cannot_be_loaded_without_a_gpu_and_says_so(in_rtx: Script, tm
         from routetune.tasks.errors import BadInput
         from pathlib import Path
         answers = []
+        from routetune.tasks.engines.tensorrt.runner import deserialized
+        try:
+            deserialized(b"no engine", host_code=True)
+        except RuntimeError as error:
+            answers.append(str(error))
         for device, version in (("cuda:0", "1.7.1.116"), ("cpu", "1.7.1.116"), ("cuda:0", "1.6.0.0")):
             options = {"backend": "tensorrt", "version": version, "flavour": "RTX", "device": "cuda"}
             try:
@@ -377,8 +382,9 @@ def test_an_engine_cannot_be_loaded_without_a_gpu_and_says_so(in_rtx: Script, tm
         print(json.dumps(answers))
         """
     )
-    assert "device 'cuda:0' cannot be used: CUDA says" in found[0]
-    assert found[1:] == [
+    assert found[0].startswith("TensorRT cannot load the engine: [runtime.cpp::readHeader")
+    assert "device 'cuda:0' cannot be used: CUDA says" in found[1]
+    assert found[2:] == [
         "the engine is for device 'cuda', not for 'cpu': tune again",
         "the engine is for version '1.6.0.0', not for '1.7.1.116': tune again",
     ]
