@@ -238,29 +238,47 @@ def test_a_build_ends_by_itself_when_its_time_is_over(build: Build, worker: Work
     assert worker.started == 1
 
 
-def test_a_build_that_does_not_end_is_ended(build: Build, worker: Worker, tmp_path: Path) -> None:
+@pytest.fixture
+def plugin(tmp_path: Path) -> Callable[[str], str]:
+    """A plugin library whose C statement runs when it is loaded."""
+
+    def compiled(statement: str) -> str:
+        compiler = shutil.which("gcc")
+        if compiler is None:
+            pytest.skip("gcc is not installed; it makes the faulty plugin")
+        source, library = tmp_path / "plugin.c", tmp_path / "plugin.so"
+        source.write_text(
+            f"#include <unistd.h>\n__attribute__((constructor)) static void f(void) {{ {statement} }}\n"
+        )
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+        return str(library)
+
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("statement", "outcome", "reason"),
+    [
+        ("*(volatile int *)0 = 1;", Outcome.CRASHED, "SIGSEGV"),
+        ("for (;;) sleep(600);", Outcome.TIMED_OUT, "did not end within 2 s"),
+    ],
+)
+def test_a_fault_in_native_code_is_that_build_s_alone(
+    build: Build,
+    worker: Worker,
+    tmp_path: Path,
+    plugin: Callable[[str], str],
+    statement: str,
+    outcome: Outcome,
+    reason: str,
+) -> None:
     path = mlp().save(tmp_path)
     build(path, [profile(1, 4, 8)])
-    with pytest.raises(StepFailed) as failed:
-        build(path, [profile(1, 4, 8)], seconds=0.0)
-    assert failed.value.outcome is Outcome.TIMED_OUT
+    with pytest.raises(StepFailed, match=reason) as failed:
+        build(path, [profile(1, 4, 8)], seconds=2.0, plugins=[plugin(statement)])
+    assert failed.value.outcome is outcome
     assert build(path, [profile(1, 4, 8)])["size"] > 0
     assert worker.started == 2
-
-
-def test_a_crash_in_native_code_is_that_build_s_alone(build: Build, worker: Worker, tmp_path: Path) -> None:
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("gcc is not installed; it makes the plugin that crashes")
-    source, plugin = tmp_path / "plugin.c", tmp_path / "plugin.so"
-    source.write_text("__attribute__((constructor)) static void f(void) { *(volatile int *)0 = 1; }\n")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", plugin, source], check=True)
-    path = mlp().save(tmp_path)
-    build(path, [profile(1, 4, 8)])
-    with pytest.raises(StepFailed, match="SIGSEGV") as failed:
-        build(path, [profile(1, 4, 8)], plugins=[str(plugin)])
-    assert failed.value.outcome is Outcome.CRASHED
-    assert build(path, [profile(1, 4, 8)])["size"] > 0
 
 
 def test_a_library_that_is_none_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
