@@ -77,9 +77,19 @@ def build_order(bench: Bench, route: Route) -> dict[str, Any]:
         "model": str(bench.subject.model.path),
         "route": route.as_dict(),
         "profiles": [profile.as_order() for profile in bench.subject.model.profiles],
-        "settings": bench.subject.target.engine.as_settings(),
+        "settings": bench.subject.target.engine.as_settings() | _room(bench),
         "device": bench.subject.device,
     }
+
+
+def _room(bench: Bench) -> dict[str, Any]:
+    """What a build may use that does not shape its result, so that it is in no key.
+
+    A backend that can ends a build by itself a little before the worker would be killed. The timing cache
+    is shared by all routes of the environment.
+    """
+    cache = bench.store.root / "timing-caches" / f"{bench.subject.key}.cache"
+    return {"seconds": 0.95 * bench.subject.target.budget.trial_seconds, "timing_cache": str(cache)}
 
 
 def _aliased(bench: Bench, trial: Trial) -> Trial:

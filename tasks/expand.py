@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 
 from routetune.tasks.bench import Bench
 from routetune.tasks.report import progress
 from routetune.tasks.routes.route import Route
-from routetune.tasks.routes.space import open_space
+from routetune.tasks.routes.space import RouteSpace, open_space
 from routetune.tasks.search import open_search
 from routetune.tasks.search.base import Strategy
 from routetune.tasks.store.records import row
@@ -16,6 +17,8 @@ from routetune.tasks.trial import Trial
 #: Work per batch, seconds: long enough that the cost of a Prefect task per stage is lost in it.
 BATCH_SECONDS = 2.0
 MAX_BATCH = 32
+#: Routes of other tools that are tried ahead of the search.
+MAX_PRIORS = 10
 
 
 class Campaign:
@@ -24,9 +27,10 @@ class Campaign:
     Trials told are recorded before the next ones are asked for, so that nothing finished is lost.
     """
 
-    def __init__(self, bench: Bench, strategy: Strategy) -> None:
+    def __init__(self, bench: Bench, strategy: Strategy, first: Sequence[Route] = ()) -> None:
         self.bench = bench
         self.strategy = strategy
+        self._first = list(first)
         self.ended = ""
         self._recorded: set[str] = bench.store.records.finished_routes(bench.run.id)
         self._timed: list[float] = []
@@ -44,6 +48,10 @@ class Campaign:
             self.ended = f"the budget of {budget.seconds:g} seconds is spent"
         elif not self.bench.trials:
             return [Route()]
+        elif self._first:
+            count = min(left, self._batch_size())
+            routes, self._first = self._first[:count], self._first[count:]
+            return routes
         elif routes := self.strategy.ask(min(left, self._batch_size())):
             return routes
         else:
@@ -105,4 +113,16 @@ def open_campaign(bench: Bench) -> Campaign:
     """
     search = bench.subject.target.search
     space = open_space(search.routes, bench.database, search.exclude)
-    return Campaign(bench, open_search(search.algorithm, space, seed=search.seed))
+    return Campaign(bench, open_search(search.algorithm, space, seed=search.seed), prior_routes(bench, space))
+
+
+def prior_routes(bench: Bench, space: RouteSpace) -> list[Route]:
+    """Routes that other tools found fast, best first: tried ahead of the search, judged like any other."""
+    found: dict[Route, None] = {}
+    for assignment in bench.store.priors.promising(bench.subject.target.name):
+        route = space.route_of(assignment)
+        if route is not None and not route.is_default:
+            found[route] = None
+        if len(found) == MAX_PRIORS:
+            break
+    return list(found)

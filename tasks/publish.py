@@ -97,5 +97,24 @@ def reproduce(bench: Bench, route: dict[str, str]) -> list[str]:
     expression = " ".join(f"{name}={value}" for name, value in route.items())
     lines = [f"routetune tune {path} --force"]
     if expression:
-        lines.append(f"routetune expand {shlex.quote(expression)}")
+        lines.append(f"routetune expand -- {shlex.quote(expression)}")
+    if bench.subject.backend == "tensorrt":
+        lines += trtexec_lines(bench, route)
     return lines
+
+
+def trtexec_lines(bench: Bench, route: dict[str, str]) -> list[str]:
+    """trtexec's command for a route of TensorRT's; then what it has no flag for, as a comment."""
+    from routetune.tasks.engines.tensorrt.trtexec import command, untranslated
+
+    subject = bench.subject
+    words = command(
+        str(subject.model.path),
+        route,
+        [profile.as_order() for profile in subject.model.profiles],
+        [name for name, tensor in subject.model.inputs.items() if tensor.dynamic],
+        subject.target.engine.as_settings(),
+    )
+    left_out = untranslated(route)
+    comment = [f"# trtexec has no flag for {' '.join(left_out)}"] if left_out else []
+    return [shlex.join(words), *comment]

@@ -158,7 +158,7 @@ def _load(bench: Bench, control: Trial, contenders: list[Trial], number: int) ->
         "backend": bench.subject.backend,
         "engines": {name: (engine, bench.engine_path(engine)) for name, engine in engines.items() if engine},
         "device": bench.subject.device,
-        "settings": bench.subject.target.engine.as_settings(),
+        "settings": bench.subject.target.run_settings(),
         "inputs": str(bench.store.blobs.verified(bench.timing_inputs)),
         "load": number,
         "duelling": {"seconds": timing.seconds, "streams": timing.streams},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks.engines.base import Backend, open_backend
-from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.engines.base import Backend, default_device, open_backend
+from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.targets.changes import bound_to
 from routetune.tasks.targets.environment import Environment, observe
@@ -88,9 +89,29 @@ def _looks(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...]:
 
 def resolve(target: Target) -> tuple[str, str]:
     """The backend and device that the target means on this machine."""
-    backend = "onnxruntime" if target.backend == "auto" else target.backend
-    device = "cpu" if target.engine.device == "auto" else target.engine.device
-    return backend, device
+    device, backend = target.engine.device, target.backend
+    if backend == "auto":
+        backend = "tensorrt" if device != "cpu" and can_tune_tensorrt() else "onnxruntime"
+    return backend, default_device(backend) if device == "auto" else device
+
+
+@lru_cache(maxsize=1)
+def can_tune_tensorrt() -> bool:
+    """Whether TensorRT can be imported, has compiler knobs, and a GPU is there; asked from cheap to dear."""
+    from routetune.tasks.engines import cuda
+    from routetune.tasks.engines.tensorrt.library import tensorrt_found
+
+    if not (tensorrt_found() and cuda.present()):
+        return False
+    try:
+        database = open_backend("tensorrt").knobs(default_device("tensorrt"))
+    except BadInput as reason:
+        warnings.warn(f"tuning on ONNX Runtime instead: {reason}", stacklevel=2)
+        return False
+    if "-" in database.notes:
+        warnings.warn(f"tuning on ONNX Runtime instead: {database.notes['-']}", stacklevel=2)
+        return False
+    return True
 
 
 def check_inputs(subject: Subject) -> None:

@@ -110,7 +110,7 @@ def _make(bench: Bench, engines: dict[str, dict[str, Any]]) -> tuple[dict[str, A
     order: dict[str, Any] = {
         "backend": bench.subject.backend,
         "device": bench.subject.device,
-        "settings": bench.subject.target.engine.as_settings(),
+        "settings": bench.subject.target.run_settings(),
         "inputs": str(bench.store.blobs.verified(bench.timing_inputs)),
         "rounds": round_settings(bench) | {"abandon_below": abandon_below(bench)},
     }

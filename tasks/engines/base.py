@@ -26,7 +26,9 @@ class BuildOrder:
         model: the ONNX file; sidecars are beside it.
         route: knob name -> value, for the knobs that are not at their default.
         profiles: one dict per profile, input name -> {"min": [...], "opt": [...], "max": [...]}.
-        settings: the [engine] section of the target as plain JSON (plugins as absolute paths, ...).
+        settings: the [engine] section of the target as plain JSON (plugins as absolute paths, ...), with
+            "seconds", after which a backend that can shall give up, and "timing_cache", a file to begin with
+            and to write back, where the caller keeps one.
         device: "cpu" or "cuda:0".
         output: the file to write the engine to.
     """
@@ -106,6 +108,11 @@ class BuildError(Exception):
     """The library refused the model or the route, cleanly; the message is its own."""
 
 
+def default_device(backend: str) -> str:
+    """The device that a backend works on when none is named."""
+    return "cuda:0" if backend == "tensorrt" else "cpu"
+
+
 def open_backend(name: str) -> Backend:
     """The backend called `name`: "onnxruntime", "tensorrt", or the user's own as "module:Class".
 
@@ -118,6 +125,7 @@ def open_backend(name: str) -> Backend:
 
     known = {
         "onnxruntime": "routetune.tasks.engines.onnxruntime.backend:OnnxRuntime",
+        "tensorrt": "routetune.tasks.engines.tensorrt.backend:TensorRT",
     }
     module, colon, attribute = known.get(name, name).partition(":")
     if not colon:

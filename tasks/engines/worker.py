@@ -202,7 +202,8 @@ class Worker:
 
 def _said_no(reply: Mapping[str, Any], fresh: bool) -> StepFailed:
     memory = reply["error"] == "MemoryError" or "Failed to allocate memory" in reply["message"]
-    outcome = Outcome.OUT_OF_MEMORY if memory else Outcome.FAILED
+    late = reply["error"] == "TimeoutError"  # a backend that watches the time itself
+    outcome = Outcome.OUT_OF_MEMORY if memory else Outcome.TIMED_OUT if late else Outcome.FAILED
     return StepFailed(outcome, str(reply["message"]), error=str(reply["error"]), fresh=fresh)
 
 

@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks.engines.base import open_backend
+from routetune.tasks.engines.base import default_device, open_backend
 from routetune.tasks.errors import BadInput
 from routetune.tasks.report.summary import published
+from routetune.tasks.routes.difference import difference
 from routetune.tasks.routes.expression import read_expression_file
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.route import spell
@@ -37,7 +38,7 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
         space = open_space(search.routes, open_backend(backend).knobs(device), search.exclude)
         algorithm, seed = algorithm or search.algorithm, search.seed
     else:
-        space = open_space(what, open_backend(backend).knobs("cpu"))
+        space = open_space(what, open_backend(backend).knobs(default_device(backend)))
         algorithm, seed = algorithm or "mixed", 0
     strategy = open_search(algorithm, space, seed=seed)
     return {
@@ -49,14 +50,14 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
     }
 
 
-def knob_table(backend: str, device: str, name: str | None) -> dict[str, Any]:
+def knob_table(backend: str, device: str | None, name: str | None) -> dict[str, Any]:
     """The knob database, or the knobs that a name or a glob means, in the database's own JSON.
 
     Raises:
         BadInput: no knob is meant.
     """
-    database = open_backend(backend).knobs(device)
-    malformed = list(database.malformed)
+    database = open_backend(backend).knobs(device or default_device(backend))
+    malformed, notes = list(database.malformed), database.notes
     if name is not None and not any(c in name for c in "*?["):
         database = KnobDatabase(database.version, [database[name]])
     elif name is not None:
@@ -64,7 +65,28 @@ def knob_table(backend: str, device: str, name: str | None) -> dict[str, Any]:
         if not found:
             raise BadInput(f"no knob of {backend} matches {name!r}; 'routetune knobs' lists them all")
         database = KnobDatabase(database.version, found)
-    return database.to_json() | {"malformed": malformed}
+    return database.to_json() | {"malformed": malformed, "notes": list(notes.values())}
+
+
+def knob_difference(backend: str, device: str | None, old: Path) -> dict[str, Any]:
+    """What changed from a saved knob database to the installed library's; see `routes.difference`.
+
+    Raises:
+        BadInput: the file cannot be read, or is no knob database.
+    """
+    try:
+        text = old.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"knob database {old} cannot be read: {error}") from error
+    try:
+        before = KnobDatabase.from_json(text)
+    except BadInput as error:
+        raise BadInput(f"{old}: {error}") from error
+    now = open_backend(backend).knobs(device or default_device(backend))
+    # What was saved without a family, by another tool or an older version, is not gone for that.
+    families = {name[0] for name in before}
+    kept = [knob for name, knob in now.items() if name[0] in families]
+    return difference(before, KnobDatabase(now.version, kept))
 
 
 def shown(path: Path, store: Store) -> dict[str, Any]:

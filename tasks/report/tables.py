@@ -69,6 +69,22 @@ def knobs(answer: dict[str, Any], console: Console) -> None:
         table.add_row(*(escape(text) for text in (one["option"], values, one["default_value"], one["help"])))
     console.print(table)
     console.print(f"{len(answer['tuner_options'])} knobs of {escape(answer['tuner_version'])}")
+    for text in (*answer["notes"], *answer["malformed"]):
+        console.print(escape(text))
+
+
+def knob_difference(answer: dict[str, Any], console: Console) -> None:
+    """What changed between two knob databases."""
+    console.print(f"{escape(answer['old_version'])} -> {escape(answer['new_version'])}")
+    for word in ("new", "gone"):
+        for name in answer[word]:
+            console.print(escape(f"{word}: {name}"))
+    for change in answer["changed"]:
+        console.print(
+            escape(f"changed: {change['option']} {change['field']}: {change['old']} -> {change['new']}")
+        )
+    if not (answer["new"] or answer["gone"] or answer["changed"]):
+        console.print("the same knobs, values and defaults")
 
 
 def expansion(answer: dict[str, Any], console: Console) -> None:
@@ -80,6 +96,15 @@ def expansion(answer: dict[str, Any], console: Console) -> None:
         f"{len(answer['routes'])} shown of {'an unknown number' if planned is None else planned} planned by "
         f"{answer['algorithm']}; the space holds {answer['size']}. {escape(answer['explanation'])}"
     )
+
+
+def imported(answer: dict[str, Any], console: Console) -> None:
+    """What became of a tuning log."""
+    kept = f"{answer['trials']} trials kept for {answer['target'] or 'every target'}"
+    counts = f"{answer['usable']} can be tried first, {answer['crashed']} crashed"
+    console.print(escape(f"{answer['file']}: {kept}; {counts}"))
+    for problem in answer["problems"]:
+        console.print(f"[yellow]{escape(problem)}[/]")
 
 
 def verification(answer: dict[str, Any], console: Console) -> None:

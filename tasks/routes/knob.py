@@ -106,11 +106,19 @@ class KnobDatabase(Mapping[str, Knob]):
     Attributes:
         version: the library's "tuner_version".
         malformed: a sentence for each entry of the source that could not be used.
+        notes: family sign -> why the library has no knob of that family; said when one is asked for.
     """
 
-    def __init__(self, version: str, knobs: Iterable[Knob], malformed: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        version: str,
+        knobs: Iterable[Knob],
+        malformed: Iterable[str] = (),
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
         self.version = version
         self.malformed = tuple(malformed)
+        self.notes = dict(notes or {})
         self._knobs: dict[str, Knob] = {}
         for knob in knobs:
             if knob.name in self._knobs:
@@ -206,7 +214,8 @@ class KnobDatabase(Mapping[str, Knob]):
         )
         versions = dict.fromkeys(database.version for database in databases if database.version)
         malformed = [sentence for database in databases for sentence in database.malformed]
-        return KnobDatabase(", ".join(versions), knobs, malformed)
+        notes = {sign: note for database in databases for sign, note in database.notes.items()}
+        return KnobDatabase(", ".join(versions), knobs, malformed, notes)
 
     def route(self, assignment: Mapping[str, str]) -> Route:
         """The canonical route of an assignment.
@@ -226,7 +235,9 @@ class KnobDatabase(Mapping[str, Knob]):
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name[:200], self._knobs, n=3, cutoff=0.6)
-        if near:
+        if name[:1] in self.notes:
+            advice = self.notes[name[:1]]
+        elif near:
             advice = f"did you mean {' or '.join(near)}?"
         elif name[:1] not in FAMILIES:
             advice = "names begin with -, + or @, and `routetune knobs` lists them"

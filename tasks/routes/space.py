@@ -53,6 +53,25 @@ class RouteSpace:
             [(name, value, database[name].default) for name, value in rule.items()] for rule in self.exclude
         ]
 
+    def route_of(self, given: Mapping[str, str]) -> Route | None:
+        """The route of an assignment made elsewhere, or None when it is not one of this space's.
+
+        It is when it allows no rule, gives each knob of the expression a listed value (or, where a list was
+        written, the default), and leaves every other knob at its default. Knobs that are not in the
+        database make it another library's.
+        """
+        if any(name not in self.database for name in given):
+            return None
+        full = {term.knob.name: given.get(term.knob.name, term.knob.default) for term in self.terms}
+        others = {name: value for name, value in given.items() if name not in full}
+        if any(value != self.database[name].default for name, value in others.items()):
+            return None
+        for term in self.terms:
+            offered = (*term.values, term.knob.default) if term.variable else term.values
+            if full[term.knob.name] not in offered:
+                return None
+        return self.route(full) if self.allows(full) else None
+
     def assignment(self, index: int) -> dict[str, str]:
         """Knob -> value of one combination in the expression's order, values at their default included.
 

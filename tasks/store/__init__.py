@@ -11,6 +11,7 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.store.blobs import Blobs
 from routetune.tasks.store.entries import Entries
 from routetune.tasks.store.files import StoreWarning, unfinished, write_atomically
+from routetune.tasks.store.priors import Priors
 from routetune.tasks.store.publications import Publications
 from routetune.tasks.store.records import Records
 from routetune.tasks.store.runs import Runs
@@ -21,7 +22,17 @@ SCHEMA = 1
 
 VARIABLE = "ROUTETUNE_STORE"
 _MARKER = "store.json"
-_PARTS = ("blobs", "entries", "records", "runs", "publications", "locks", "set-aside")
+_PARTS = (
+    "blobs",
+    "entries",
+    "records",
+    "runs",
+    "publications",
+    "locks",
+    "timing-caches",
+    "priors",
+    "set-aside",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class Store:
     records: Records
     runs: Runs
     publications: Publications
+    priors: Priors
 
 
 def open_store(path: Path | str | None = None, write: bool = True) -> Store:
@@ -67,7 +79,15 @@ def open_store(path: Path | str | None = None, write: bool = True) -> Store:
 
 def _opened(root: Path) -> Store:
     blobs = Blobs(root)
-    return Store(root, blobs, Entries(root, blobs), Records(root), Runs(root), Publications(root, blobs))
+    return Store(
+        root,
+        blobs,
+        Entries(root, blobs),
+        Records(root),
+        Runs(root),
+        Publications(root, blobs),
+        Priors(root),
+    )
 
 
 def store_root(path: Path | str | None = None) -> Path:

@@ -102,7 +102,10 @@ def bound_to(
             "search": target.search.model_dump(mode="json"),
             "budget": target.budget.model_dump(mode="json"),
             "timing": {**target.timing.model_dump(mode="json"), "profile": target.timed_profile},
-            "engine": {"plugins": [file_digest(plugin) for plugin in target.engine.plugins]},
+            "engine": {
+                "plugins": [file_digest(plugin) for plugin in target.engine.plugins],
+                **target.engine.limits(),
+            },
         },
         "environment": dict(environment.fields),
     }

@@ -58,6 +58,7 @@ _KEYED_ON_GPU = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_*",
     "CUDNN_*",
+    "POLYGRAPHY_USE_TENSORRT_RTX",
 )
 #: Variables that are part of the environment's key where they are set.
 KEYED_VARIABLES = _KEYED_ANYWHERE + _KEYED_ON_GPU

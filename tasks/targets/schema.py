@@ -111,6 +111,7 @@ Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
+Capability = Annotated[str, Field(pattern=r"^[1-9]\d?\.\d$")]
 
 
 class _Section(BaseModel):
@@ -211,6 +212,7 @@ class Timing(_Section):
     """How candidates are timed against the control, and what a winner must gain.
 
     With objective "throughput" `streams` inferences are in flight, and what counts is how fast they complete.
+    `cuda_graph` times launches of a CUDA graph of each engine (TensorRT only).
     """
 
     objective: Literal["latency", "throughput"] = "latency"
@@ -222,6 +224,7 @@ class Timing(_Section):
     width: Share = 0.01
     seconds: Positive = 2.0
     loads: Annotated[int, Field(ge=1, le=1000)] = 8
+    cuda_graph: bool = False
 
     @model_validator(mode="after")
     def _streams_are_for_throughput(self) -> Timing:
@@ -233,10 +236,20 @@ class Timing(_Section):
 
 
 class EngineSettings(_Section):
-    """What the backend is told besides the route: custom-op libraries and the device."""
+    """What the backend is told besides the route: custom-op libraries, the device, limits.
+
+    Everything below `device` is TensorRT's. `memory_pools` are limits in MiB by pool ("workspace").
+    `shape_values` bounds the values of inputs that shapes depend on. `compute_capabilities` ("8.9") is for
+    TensorRT-RTX, which can build for GPUs that are not there.
+    """
 
     plugins: Annotated[tuple[ConfigPath, ...], BeforeValidator(_several)] = ()
     device: str = "auto"
+    memory_pools: dict[Text, Positive] = Field(default_factory=dict)
+    shape_values: dict[Text, ShapeRange] = Field(default_factory=dict)
+    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = "none"
+    version_compatible: bool = False
+    compute_capabilities: Annotated[tuple[Capability, ...], BeforeValidator(_several)] = ()
 
     @field_validator("device")
     @classmethod
@@ -247,7 +260,13 @@ class EngineSettings(_Section):
 
     def as_settings(self) -> dict[str, Any]:
         """The settings as a `BuildOrder` takes them: plain JSON, paths absolute."""
-        return {"plugins": [str(path) for path in self.plugins]}
+        return {"plugins": [str(path) for path in self.plugins]} | self.limits()
+
+    def limits(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, but for plugins and device; plain JSON."""
+        told = self.model_dump(mode="json", exclude_defaults=True, exclude={"plugins", "device"})
+        # A dict of our own: its order must not count.
+        return dict(sorted(told.items()))
 
 
 class Target(_Section):
@@ -310,6 +329,11 @@ class Target(_Section):
         if self.profiles_ is not None:
             return self.profiles_
         return () if self.shapes is None else (Profile(shapes=self.shapes),)
+
+    def run_settings(self) -> dict[str, Any]:
+        """The settings with which engines are loaded to be timed; plain JSON."""
+        graph = {"cuda_graph": True} if self.timing.cuda_graph else {}
+        return self.engine.as_settings() | graph
 
     @property
     def timed_profile(self) -> int:

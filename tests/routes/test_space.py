@@ -138,3 +138,36 @@ def test_what_makes_no_space_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match=problem):
         RouteSpace(terms, DATABASE, exclude)
+
+
+@pytest.mark.parametrize(
+    ("given", "route"),
+    [
+        ({}, ""),
+        ({"-a": "off"}, "-a=off"),
+        ({"-b": "2", "-a": "off"}, "-a=off -b=2"),
+        ({"-a": "off", "-c": "x"}, "-a=off"),
+        ({"-a": "off", "-c": "y"}, None),
+        ({"-b": "3"}, None),
+        ({"-a": "maybe"}, None),
+        ({"-gone": "on"}, None),
+        ({"-a": "off", "-b": "1"}, None),
+    ],
+)
+def test_an_assignment_of_another_tool_is_a_route_of_the_space_or_none(
+    given: dict[str, str], route: str | None
+) -> None:
+    database = KnobDatabase(
+        "1",
+        [
+            Knob("-a", ("on", "off"), "on"),
+            Knob("-b", ("0", "1", "2", "3"), "0"),
+            Knob("-c", ("x", "y"), "x"),
+        ],
+    )
+    space = open_space("-a=[on|off] -b=[1|2]", database, ["-a=off -b=1"])
+    found = space.route_of(given)
+    assert (None if found is None else str(found)) == route
+    fixed = open_space("-a=off -b=[1|2]", database)
+    assert fixed.route_of({"-b": "2"}) is None
+    assert fixed.route_of({"-b": "2", "-a": "off"}) is not None

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from routetune.tasks.engines.feeding import checked_inputs
 from routetune.tasks.engines.onnxruntime.denormals import FlushingMode, flushing
 from routetune.tasks.engines.onnxruntime.tensors import Element, element_of
-from routetune.tasks.errors import BadInput
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -94,17 +94,7 @@ class SessionRunner:
         """The inputs in the model's order, contiguous."""
         if self._session is None:
             raise Closed("the engine is closed; load it again to run it")
-        if missing := [name for name in self._inputs if name not in inputs]:
-            raise BadInput(f"input {missing[0]!r} is missing; the model needs {', '.join(self._inputs)}")
-        if unknown := [name for name in inputs if name not in self._inputs]:
-            raise BadInput(f"the model has no input {unknown[0]!r}; it has {', '.join(self._inputs)}")
-        fed = {}
-        for name, element in self._inputs.items():
-            array = np.asarray(inputs[name], order="C")
-            if array.dtype != element.dtype:  # the byte order counts, too
-                raise BadInput(f"input {name!r} must be {element.dtype}, found {array.dtype}")
-            fed[name] = array
-        return fed
+        return checked_inputs(inputs, {name: element.dtype for name, element in self._inputs.items()})
 
     def _learned(self, fed: Mapping[str, Array]) -> Shapes | None:
         """The outputs' shapes for inputs of these shapes; runs once when not known."""

@@ -1,0 +1,104 @@
+"""Priors: what other tools found out about routes, kept to be tried first. They never answer anything.
+
+A prior is not a record of ours: it was measured elsewhere, by other rules, perhaps on another machine. So it
+lies in a folder of its own, has no key, and no stage looks for results here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.canonical import dumps, number, to_float
+from routetune.tasks.routes.tuning_log import LoggedTrial, TuningLog
+from routetune.tasks.store import names
+from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.sealed import Damaged, seal, unseal
+
+SCHEMA = 1
+#: What is kept of a log's first line; the rest is about files and arguments of the machine it comes from.
+HEADER = ("tuner_version", "accuracy_algorithm", "accuracy_parameter", "searching_algorithm", "tuning_expr")
+
+
+class Priors:
+    """The priors under `root`, the folder of the store: priors/<digest>.json, one file per imported log."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "priors"
+
+    def add(self, log: TuningLog, source: str, target: str | None = None) -> Path:
+        """Keep the trials of a log; importing the same log again changes nothing.
+
+        Args:
+            source: the name of the file, for people.
+            target: the target that they are for; None for every target.
+
+        Raises:
+            BadInput: not the name of a target.
+        """
+        content = {
+            "schema": SCHEMA,
+            "target": None if target is None else names.target(target),
+            "header": {name: log.header[name] for name in HEADER if name in log.header},
+            "trials": [_to_json(trial) for trial in log.trials],
+        }
+        path = self.folder / f"{hashlib.sha256(dumps(content).encode()).hexdigest()[:16]}.json"
+        if not path.exists():
+            told = {"source": source, "imported_at": datetime.now(UTC).isoformat(timespec="seconds")}
+            write_atomically(path, seal(content | told))
+        return path
+
+    def trials(self, target: str) -> list[LoggedTrial]:
+        """The trials for a target, those for every target among them; damaged files are set aside."""
+        return [
+            _from_json(trial)
+            for content in self._contents()
+            if content["target"] in (None, target)
+            for trial in content["trials"]
+        ]
+
+    def promising(self, target: str) -> list[dict[str, str]]:
+        """Assignments for a target that ran, were accurate enough and were timed: the fastest first.
+
+        Times of different logs are compared as they stand, which is good enough for an order of trying.
+        """
+        usable = [trial for trial in self.trials(target) if trial.usable]
+        usable.sort(key=lambda trial: trial.milliseconds or 0.0)
+        return [trial.route for trial in usable]
+
+    def _contents(self) -> Iterator[dict[str, Any]]:
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                content = unseal(path.read_bytes())
+                if content.get("schema") == SCHEMA:
+                    yield content
+            except FileNotFoundError:
+                continue
+            except (Damaged, OSError) as damage:
+                set_aside(self.root, path, f"damaged priors: {damage}")
+
+
+def _to_json(trial: LoggedTrial) -> dict[str, Any]:
+    return {
+        # Pairs, since the order of a route's tokens is the other tool's.
+        "route": [list(pair) for pair in trial.route.items()],
+        "milliseconds": trial.milliseconds,
+        "crashed": trial.crashed,
+        "error": trial.error,
+        "losses": {name: number(loss) for name, loss in trial.losses.items()},
+    }
+
+
+def _from_json(content: Mapping[str, Any]) -> LoggedTrial:
+    losses = {name: to_float(loss) for name, loss in content["losses"].items()}
+    return LoggedTrial(
+        dict(content["route"]),
+        content["milliseconds"],
+        content["crashed"],
+        content["error"],
+        losses,
+    )
