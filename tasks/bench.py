@@ -43,6 +43,7 @@ class Bench:
 
     Attributes:
         references: the reference outputs, one dict per input set; filled by the first stage.
+        labels: input set -> blob of its labels, where it has any.
         control: the trial that candidates are timed against; the default route's, where that runs.
         engines: identity of an engine -> the first trial that had it.
         trials: every trial of the run, by route id, in the order they ended.
@@ -58,6 +59,7 @@ class Bench:
     folder: Path
     refresh: bool = False
     references: list[dict[str, Any]] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
     timing_inputs: str = ""
     control: Trial | None = None
     engines: dict[str, Trial] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Any
 
 from routetune.tasks.bench import Bench
 from routetune.tasks.canonical import number
+from routetune.tasks.doubts import warnings_about
 from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.select import Selection
 from routetune.tasks.stage import stage
@@ -50,6 +51,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
             "loss": number(winner.loss if winner.loss is not None else float("nan")),
             "verdict": winner.verdict,
             "losses": winner.losses,
+            "warnings": warnings_about(bench, winner),
         },
         "speed": speed_of(selection),
         "decision": {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from routetune.tasks.accuracy import CHECK, check_order
 from routetune.tasks.bench import Bench
+from routetune.tasks.doubts import problem_with_fresh_inputs
 from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import NoEligibleRoute
+from routetune.tasks.judging import problem_of
 from routetune.tasks.report import progress
 from routetune.tasks.stage import stage
 from routetune.tasks.trial import Trial
-from routetune.tasks.verdicts.accuracy import judge
 from routetune.tasks.verdicts.duel import log_ratios
 from routetune.tasks.verdicts.selection import Decision, DuelResult, decide, finalists, loads_needed
 
@@ -152,10 +152,5 @@ def _recheck(bench: Bench, winner: Trial) -> str | None:
     if winner.engine is None or not winner.eligible:
         return winner.reason or "it has no engine"
     bench.attempts.worker.restart()
-    try:
-        report = bench.step(CHECK, check_order(bench, winner.engine))
-    except StepFailed as failed:
-        return f"{failed.outcome} when checked again before publishing: {failed.reason}"
-    accuracy = bench.subject.target.accuracy
-    judged = judge(report, accuracy.metric, accuracy.tolerance)
-    return None if judged.accepted else f"when checked again before publishing: {judged.reason}"
+    problem = problem_of(bench, winner.engine) or problem_with_fresh_inputs(bench, winner)
+    return f"when checked again before publishing: {problem}" if problem else None

@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from routetune.tasks.accuracy import CHECK, check_order
 from routetune.tasks.bench import Bench, failure_from
+from routetune.tasks.judging import CHECK, check_order
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.trial import Trial
@@ -54,7 +54,8 @@ def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
 def _timed(bench: Bench, trial: Trial) -> Trial:
     if trial.alias_of is not None:
         return _inherited(trial, bench.trials.get(trial.alias_of))
-    if trial.failure is not None or trial.losses is None or not is_finite(trial.losses):
+    ignored = bench.subject.target.accuracy.ignored
+    if trial.failure is not None or trial.losses is None or not is_finite(trial.losses, ignored):
         return trial
     if bench.control is None:
         # The default route comes first, so it is the control wherever it runs; elsewhere the first

@@ -80,10 +80,13 @@ def published(publication: Publication) -> dict[str, Any]:
 
 def headline(answer: dict[str, Any]) -> str:
     """The result in one sentence."""
-    route = answer["route"] or DEFAULT
     if not answer["route"]:
-        return f"the default route is published: {answer['decision']['reason']}"
-    return f"{route}: {speed_text(answer['speed'])} the default's speed ({answer['decision']['reason']})"
+        told = f"the default route is published: {answer['decision']['reason']}"
+    else:
+        speed = speed_text(answer["speed"])
+        told = f"{answer['route']}: {speed} the default's speed ({answer['decision']['reason']})"
+    doubts = answer["accuracy"].get("warnings")
+    return f"{told}. But beware: {'; '.join(doubts)}" if doubts else told
 
 
 def speed_text(speed: dict[str, Any]) -> str:

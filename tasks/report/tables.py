@@ -23,6 +23,8 @@ def run_summary(answer: dict[str, Any], console: Console) -> None:
     facts.add_row("winner", escape(f"{answer['route'] or DEFAULT}  {speed_text(answer['speed'])}"))
     facts.add_row("because", escape(answer["decision"]["reason"]))
     facts.add_row("accuracy", escape(answer["accuracy"]["verdict"]))
+    for doubt in answer["accuracy"].get("warnings", ()):
+        facts.add_row("[bold red]beware[/]", f"[bold red]{escape(doubt)}[/]")
     facts.add_row("trials", _counts(answer["counts"]))
     facts.add_row("where", escape(answer["environment"]))
     facts.add_row("engine", escape(answer["engine"]))

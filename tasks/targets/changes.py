@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks import canonical
+from routetune.tasks.targets.custom import custom_metric
 from routetune.tasks.targets.gpu import UNKNOWN
+from routetune.tasks.targets.rules import scores_of
+from routetune.tasks.targets.saved import saved_digest
 from routetune.tasks.targets.sidecars import file_digest
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ _TABLE: dict[tuple[str, ...], str] = {
     ("target", "accuracy"): "recheck",
     ("target", "accuracy", "metric"): "reselect",  # the losses of every metric are kept
     ("target", "accuracy", "tolerance"): "reselect",
+    ("target", "accuracy", "outputs"): "reselect",  # metric, tolerance, weight, ignore; bounds are apart
     ("target", "timing"): "retime",
     ("target", "timing", "min_gain"): "reselect",
     ("target", "search"): "search",
@@ -77,7 +81,7 @@ def bound_to(
     Raises:
         BadInput: a plugin cannot be read.
     """
-    reference, accuracy = target.reference, target.accuracy
+    reference = target.reference
     return {
         "target": {
             "model": model.digest,
@@ -88,14 +92,9 @@ def bound_to(
                 "samples": reference.samples,
                 "seed": reference.seed,
                 "ranges": {name: list(ends) for name, ends in sorted(reference.ranges.items())},
-                "source": reference.source,
+                "source": saved_digest(reference) or reference.source,
             },
-            "accuracy": {
-                "metric": accuracy.metric,
-                "tolerance": canonical.number(accuracy.tolerance),
-                "atol": accuracy.atol,
-                "rtol": accuracy.rtol,
-            },
+            "accuracy": _accuracy(target, model),
             "search": target.search.model_dump(mode="json"),
             "budget": target.budget.model_dump(mode="json"),
             "timing": {**target.timing.model_dump(mode="json"), "profile": target.timed_profile},
@@ -103,6 +102,44 @@ def bound_to(
         },
         "environment": dict(environment.fields),
     }
+
+
+def _accuracy(target: Target, model: ModelInfo) -> dict[str, Any]:
+    """The rule, and apart from it what the comparison depends on: only that asks for the engines again.
+
+    What a target does not use is left out.
+    """
+    accuracy = target.accuracy
+    ranked = "topk" in (accuracy.metric, *(own.metric for own in accuracy.outputs.values()))
+    outputs, bounds = {}, {}
+    for name, own in sorted(accuracy.outputs.items()):
+        tolerance = None if own.tolerance is None else canonical.number(own.tolerance)
+        outputs[name] = {
+            "metric": own.metric,
+            "tolerance": tolerance,
+            "weight": own.weight,
+            "ignore": own.ignore,
+        }
+        bounds[name] = {"atol": own.atol, "rtol": own.rtol, "k": own.k if ranked else None}
+    task = _task(target, model)
+    return {
+        "metric": accuracy.metric,
+        "tolerance": canonical.number(accuracy.tolerance),
+        "atol": accuracy.atol,
+        "rtol": accuracy.rtol,
+        **({"k": accuracy.k} if ranked else {}),
+        **({"outputs": outputs, "bounds": bounds} if outputs else {}),
+        **({"task": task} if task else {}),
+    }
+
+
+def _task(target: Target, model: ModelInfo) -> dict[str, Any] | None:
+    """What a metric of whole input sets is made of; None where outputs are compared one by one."""
+    accuracy = target.accuracy
+    if accuracy.metric == "accuracy_drop":
+        return {"scores": scores_of(target, model.outputs), "k": accuracy.k}
+    custom = custom_metric(target)
+    return None if custom is None else {"metric": custom.name, "source": custom.digest}
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from routetune.tasks.targets.schema import Target
 
 Array = np.ndarray[Any, Any]
+Role = Literal["user", "seeded", "probe"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class InputSet:
     Attributes:
         name: unique among the sets of a target: the npz file's stem, or "seeded-...".
         arrays: by input name, in the model's order; C-contiguous, in native byte order.
-        role: whether the user gave the values or they were drawn.
+        role: whether the user gave the values or they were drawn; a probe's outputs are not judged.
         labels: the array that `reference.labels` names, where the user's file holds one.
     """
 
     name: str
     arrays: dict[str, Array]
-    role: Literal["user", "seeded"]
+    role: Role
     labels: Array | None = None
 
     @property
@@ -78,6 +79,22 @@ def timing_set(target: Target, model: ModelInfo, sets: Sequence[InputSet]) -> In
     fitting = [candidate for candidate in sets if candidate.shapes == shapes]
     users = [candidate for candidate in fitting if candidate.role == "user"]
     return next(iter(users or fitting))
+
+
+def seeded_arrays(
+    name: str, shapes: Mapping[str, tuple[int, ...]], target: Target, model: ModelInfo
+) -> dict[str, Array]:
+    """Values of these shapes for every input, drawn for the set of this name.
+
+    Raises:
+        BadInput: a range of the target's does not fit an input's type, or goes beyond a table.
+    """
+    arrays = {
+        tensor.name: seeded_array(tensor, shapes[tensor.name], name, target, model.indices.get(tensor.name))
+        for tensor in model.inputs.values()
+    }
+    _check_indices(arrays, model, f"drawn by reference.ranges of {target.path}")
+    return arrays
 
 
 def inputs_digest(target: Target) -> dict[str, str | None]:
@@ -186,12 +203,7 @@ def _check_indices(arrays: Mapping[str, Array], model: ModelInfo, where: str) ->
 
 def _seeded_set(name: str, profile: int, place: str, target: Target, model: ModelInfo) -> InputSet:
     shapes = corner(model.profiles[profile], place)
-    arrays = {
-        tensor.name: seeded_array(tensor, shapes[tensor.name], name, target, model.indices.get(tensor.name))
-        for tensor in model.inputs.values()
-    }
-    _check_indices(arrays, model, f"drawn by reference.ranges of {target.path}")
-    return InputSet(name, arrays, "seeded")
+    return InputSet(name, seeded_arrays(name, shapes, target, model), "seeded")
 
 
 def _named_apart(sets: list[InputSet]) -> list[InputSet]:

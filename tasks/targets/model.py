@@ -15,6 +15,7 @@ from routetune.tasks.targets.onnxfile import read_model
 from routetune.tasks.targets.operators import check_operators, count_operators
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import complete_profiles
+from routetune.tasks.targets.rules import check_accuracy_rules
 from routetune.tasks.targets.sidecars import check_sidecars
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def inspect_model(target: Target) -> ModelInfo:
     check_operators(model, path, plugins=bool(target.engine.plugins))
     inputs, outputs = _inputs(model, path), _outputs(model, path)
     _check_reference(target, inputs)
+    check_accuracy_rules(target, outputs)
     return ModelInfo(
         path=path,
         inputs=inputs,

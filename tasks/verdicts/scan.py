@@ -29,6 +29,7 @@ class Sums:
     bad_candidate: int = 0
     bad_reference: int = 0
     largest: float = 0.0
+    largest_reference: float = 0.0
     largest_at: int = -1
     excess: float = 0.0
     excess_at: int = -1
@@ -77,6 +78,7 @@ class _Scan:
         r = self._as_float64(raw_r, 0)
         rr = dot(r, r)
         if differing == 0 and math.isfinite(rr):
+            self._magnitude(r)
             for name in ("reference", "candidate", "product"):
                 getattr(sums, name).append(rr)
             return
@@ -85,6 +87,7 @@ class _Scan:
         if not (self._exact or (math.isfinite(rr) and math.isfinite(cc))):
             r, c = self._without_non_finite(start, r, c)
             rr, cc = dot(r, r), dot(c, c)
+        self._magnitude(r)
         d = self._buffers[2][: len(r)]
         if self._wide:
             _exact_difference(raw_r, raw_c, d)
@@ -137,6 +140,11 @@ class _Scan:
                 sums.first_bad_candidate = start + int(bad_c.argmax())
         bad = bad_r | bad_c
         return np.where(bad, 0.0, r), np.where(bad, 0.0, c)
+
+    def _magnitude(self, r: Array) -> None:
+        # Two reductions read the block twice and write nothing, which is cheaper than |r| and one.
+        top = max(float(r.max()), -float(r.min()))
+        self.sums.largest_reference = max(self.sums.largest_reference, top)
 
     def _worst(self, start: int, r: Array, d: Array) -> None:
         sums = self.sums
