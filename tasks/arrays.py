@@ -46,7 +46,7 @@ def arrays_digest(arrays: Mapping[str, Array]) -> str:
 def _storable(array: Array) -> Array:
     # numpy's format has no name for the dtypes of ml_dtypes; their bits travel as integers.
     array = np.asarray(array)
-    if array.dtype.kind in "biufc":
+    if array.dtype.type.__module__ != "ml_dtypes":
         return array
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from routetune.tasks import canonical
 from routetune.tasks.errors import BadInput
-from routetune.tasks.targets.npz import read_npz
+from routetune.tasks.targets.npz import as_bits, read_npz
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import CORNERS, corner, disagreement, misfit
 from routetune.tasks.targets.seeding import seeded_array
@@ -164,6 +164,7 @@ def _user_set(path: Path, target: Target, model: ModelInfo) -> InputSet:
 
 def _typed(array: Array, tensor: TensorInfo, path: Path) -> Array:
     wanted = np.dtype(tensor.dtype)
+    array = as_bits(array, tensor.dtype)
     if array.dtype.newbyteorder("=") != wanted:
         raise BadInput(
             f"{path}: {tensor.name!r} is an array of {array.dtype.name}, but the model takes {wanted.name}; "

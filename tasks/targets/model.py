@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
     from routetune.tasks.targets.schema import Profile, Target
 
-#: Element types of inputs and outputs that can be fed and read as NumPy arrays.
-SUPPORTED = frozenset(
+#: Element types of inputs and outputs that NumPy itself has, and those that ml_dtypes adds to it.
+NUMPY = frozenset(
     {"float16", "float32", "float64", "bool"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+SMALL = frozenset(
+    {"bfloat16", "int4", "uint4"} | {f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+)
+SUPPORTED = NUMPY | SMALL
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,7 @@ def as_bits(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     Those types come back from a file as raw bytes ("|V2"); they may also be kept as unsigned integers.
     """
     wanted = np.dtype(dtype)
-    if wanted.kind in "biufc" or array.dtype == wanted or array.dtype.itemsize != wanted.itemsize:
+    named = wanted.type.__module__ != "ml_dtypes" or array.dtype == wanted
+    if named or array.dtype.itemsize != wanted.itemsize or array.dtype.kind not in "Vu":
         return array
-    if (array.dtype.kind == "V" and array.dtype.names is None) or array.dtype.kind == "u":
-        return np.ascontiguousarray(array).view(wanted)
-    return array
+    return array.view(wanted) if array.dtype.names is None else array

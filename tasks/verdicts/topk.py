@@ -74,7 +74,7 @@ def comparable(scores: Array) -> Array:
     """The scores in a type that numpy can sort and order exactly."""
     if scores.dtype.kind == "b":
         return scores.view(np.uint8)
-    return scores if scores.dtype.kind in "iuf" else scores.astype(np.float32)
+    return scores.astype(np.float32) if scores.dtype.type.__module__ == "ml_dtypes" else scores
 
 
 def _lost(r: Array, c: Array, k: int) -> Array:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from routetune.tasks.engines.onnxruntime.denormals import FlushingMode, flushing
-from routetune.tasks.engines.onnxruntime.tensors import Element, element_of
+from routetune.tasks.engines.onnxruntime.tensors import Element, Unwritten, element_of
 from routetune.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class SessionRunner:
         Raises:
             BadInput: an input is missing, unknown, or of another type than the model's.
             Closed: after `close`.
+            Unwritten: a kernel left out part of a boolean output; other types have a sentinel that shows.
             Exception: the library's own, when the run fails.
         """
         fed = self._checked(inputs)
@@ -59,6 +60,8 @@ class SessionRunner:
         if shapes is not None:
             try:
                 return self._run(fed, shapes)
+            except Unwritten:
+                raise
             except Exception:
                 # Either the shapes depend on values after all, or the run fails whatever the buffers.
                 outputs = self._run(fed, None)
