@@ -58,7 +58,7 @@ def accuracy_drop(
 
     A row is right when its label is among its k best scores. Rows with a negative label do not count. Without
     labels the reference's best class stands in for them: then the drop is the share of rows on which the
-    candidate disagrees, which is never less than what it loses.
+    candidate disagrees, which (for k = 1) is never less than what it loses, whatever the labels.
     """
     if reference.ndim == 0 or reference.shape[-1] < 2:
         raise MetricError(
@@ -79,12 +79,13 @@ def accuracy_drop(
         if scores.dtype.kind == "f":  # a score that is not a number is nobody's best
             scores = np.where(np.isnan(scores), -np.inf, scores)
         chosen = best(scores, min(k, classes))
-        right.append(float(chosen[np.arange(len(scores)), wanted[counted]].mean()))
+        right.append(int(chosen[np.arange(len(scores)), wanted[counted]].sum()))
+    rows = int(counted.size)
     return {
-        "loss": right[0] - right[1],
-        "reference": right[0],
-        "candidate": right[1],
-        "rows": int(counted.size),
+        "loss": (right[0] - right[1]) / rows,
+        "reference": right[0] / rows,
+        "candidate": right[1] / rows,
+        "rows": rows,
         "labels": labels is not None,
     }
 
