@@ -43,7 +43,7 @@ def seeded_array(
     if bounds is None:
         return np.asarray(rng.standard_normal(size=shape)).astype(dtype)
     low, high = bounds
-    if max(abs(low), abs(high)) > float(ml_dtypes.finfo(dtype).max):
+    if max(abs(low), abs(high)) > float(_limits(dtype).max):
         raise BadInput(_outside(tensor.name, target, f"the finite values of {dtype.name}"))
     share = rng.random(size=shape)
     return np.asarray(np.clip(low * (1 - share) + high * share, low, high)).astype(dtype)
@@ -60,8 +60,14 @@ def _exact(dtype: np.dtype[Any]) -> int:
     if dtype.kind == "b":
         return 2
     if _is_whole(dtype):
-        return int(ml_dtypes.iinfo(dtype).max) + 1
-    return int(2 ** (ml_dtypes.finfo(dtype).nmant + 1))
+        return int(_limits(dtype).max) + 1
+    return int(2 ** (_limits(dtype).nmant + 1))
+
+
+def _limits(dtype: np.dtype[Any]) -> Any:
+    """numpy's iinfo or finfo, also of the types that numpy does not have itself."""
+    describe: Any = ml_dtypes.iinfo if _is_whole(dtype) else ml_dtypes.finfo
+    return describe(dtype)
 
 
 def _is_whole(dtype: np.dtype[Any]) -> bool:
@@ -70,7 +76,7 @@ def _is_whole(dtype: np.dtype[Any]) -> bool:
 
 
 def _whole(bounds: tuple[Any, Any], dtype: np.dtype[Any], name: str, target: Target) -> tuple[int, int]:
-    limits = ml_dtypes.iinfo(dtype)
+    limits = _limits(dtype)
     if any(end != int(end) or not limits.min <= end <= limits.max for end in bounds):
         raise BadInput(_outside(name, target, f"the whole numbers of {dtype.name}"))
     return int(bounds[0]), int(bounds[1])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from routetune.tasks.errors import BadInput
+from routetune.tasks.verdicts import scan
 from routetune.tasks.verdicts.losses import LOSSES, losses
 
 FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"]
@@ -86,6 +87,16 @@ def pairs(draw: st.DrawFn, name: str) -> tuple[np.ndarray, np.ndarray]:
     return reference, candidate
 
 
+@pytest.fixture(params=[False, True], ids=["numpy", "numba"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both ways to add up: numpy's, and the loop that numba compiles for large outputs."""
+    if request.param:
+        pytest.importorskip("numba")
+        monkeypatch.setattr(scan, "LARGE", 0)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("name", FLOATS + INTEGERS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -104,7 +115,10 @@ def test_every_loss_equals_its_definition(name: str, data: st.DataObject) -> Non
     assert found.differing_bits == differing_bits(reference, candidate)
 
 
-@pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16", "int8", "int32", "int64"])
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    "name", ["float16", "float32", "float64", "bfloat16", "int8", "int32", "int64", "uint16"]
+)
 def test_large_and_strided_outputs_over_many_blocks(name: str) -> None:
     rng = np.random.default_rng(3)
     dtype = dtype_of(name)
