@@ -111,7 +111,8 @@ def _accuracy(target: Target, model: ModelInfo) -> dict[str, Any]:
     """
     accuracy = target.accuracy
     ranked = "topk" in (accuracy.metric, *(own.metric for own in accuracy.outputs.values()))
-    outputs, bounds = {}, {}
+    outputs: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     for name, own in sorted(accuracy.outputs.items()):
         tolerance = None if own.tolerance is None else canonical.number(own.tolerance)
         outputs[name] = {
@@ -120,7 +121,9 @@ def _accuracy(target: Target, model: ModelInfo) -> dict[str, Any]:
             "weight": own.weight,
             "ignore": own.ignore,
         }
-        bounds[name] = {"atol": own.atol, "rtol": own.rtol, "k": own.k if ranked else None}
+        given = {"atol": own.atol, "rtol": own.rtol, "k": own.k if ranked else None}
+        if kept := {key: value for key, value in given.items() if value is not None}:
+            bounds[name] = kept
     task = _task(target, model)
     return {
         "metric": accuracy.metric,
@@ -128,7 +131,8 @@ def _accuracy(target: Target, model: ModelInfo) -> dict[str, Any]:
         "atol": accuracy.atol,
         "rtol": accuracy.rtol,
         **({"k": accuracy.k} if ranked else {}),
-        **({"outputs": outputs, "bounds": bounds} if outputs else {}),
+        **({"outputs": outputs} if outputs else {}),
+        **({"bounds": bounds} if bounds else {}),
         **({"task": task} if task else {}),
     }
 

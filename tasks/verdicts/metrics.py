@@ -164,9 +164,12 @@ def _imported(name: str, folder: str, file: str, digest: str) -> Callable[..., A
 @contextmanager
 def _first_on_path(folder: str) -> Iterator[None]:
     sys.path.insert(0, folder)
+    # Bytecode is matched to its source by time and size, which an edit within a second may not change.
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = before
         if folder in sys.path:
             sys.path.remove(folder)
 

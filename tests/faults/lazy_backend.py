@@ -65,8 +65,8 @@ class MoodyBackend(OnnxRuntime):
         shift = numpy_helper.from_array(np.float32(0.01 + int.from_bytes(os.urandom(2)) / 2**17), "shift")
         model.graph.initializer.append(shift)
         for node in model.graph.node:
-            node.output[:] = ["y_" if name == "y" else name for name in node.output]
-        model.graph.node.append(helper.make_node("Add", ["y_", "shift"], ["y"]))
+            node.output[:] = ["y_before" if name == "y" else name for name in node.output]
+        model.graph.node.append(helper.make_node("Add", ["y_before", "shift"], ["y"]))
         place = order.output.with_suffix(".moody")
         onnx.save(model, place)
         return super().build(replace(order, model=place))
