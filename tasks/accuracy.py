@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from routetune.tasks.bench import Bench, failure_from
+from routetune.tasks.judging import CHECK, check_order, judged
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.trial import Trial
-from routetune.tasks.verdicts.accuracy import judge
-
-CHECK = "routetune.tasks.verdicts.steps:check"
+from routetune.tasks.verdicts.rules import comparing
 
 
 @stage("check accuracy", of="engine")
@@ -39,9 +38,8 @@ def verdict(bench: Bench, trial: Trial) -> Trial:
     """Judge the losses by the target's metric and tolerance. Never cached: both may change at any time."""
     if trial.losses is None:
         return trial
-    accuracy = bench.subject.target.accuracy
-    judged = judge(trial.losses, accuracy.metric, accuracy.tolerance)
-    return replace(trial, accepted=judged.accepted, loss=judged.loss, verdict=judged.reason)
+    found = judged(bench, trial.losses)
+    return replace(trial, accepted=found.accepted, loss=found.loss, verdict=found.reason)
 
 
 def _nothing_to_do(trial: Trial) -> bool:
@@ -49,15 +47,19 @@ def _nothing_to_do(trial: Trial) -> bool:
 
 
 def _key(bench: Bench, engine: dict[str, Any]) -> dict[str, Any]:
-    accuracy = bench.subject.target.accuracy
+    bound = bench.subject.bound_to["target"]["accuracy"]
+    task = bound.get("task")
+    labels = [] if task is None else [bench.labels.get(one["name"]) for one in bench.references]
     return bench.key(
         "accuracy",
-        code_digest("routetune.tasks.verdicts.steps"),
+        code_digest("routetune.tasks.verdicts.checks"),
         engine=engine["digest"],
         options=engine["options"],
-        references=[[one["name"], one["inputs"], one["outputs"]] for one in bench.references],
-        atol=accuracy.atol,
-        rtol=accuracy.rtol,
+        references=[
+            [one[part] for part in ("name", "role", "inputs", "outputs")] for one in bench.references
+        ],
+        comparing=comparing(bench.subject.target.accuracy),
+        task=task and {"metric": bound["metric"], **task, "labels": labels},
     )
 
 
@@ -65,22 +67,3 @@ def _make(bench: Bench, engine: dict[str, Any]) -> tuple[dict[str, Any], list[st
     started = time.monotonic()
     losses = bench.step(CHECK, check_order(bench, engine))
     return {"losses": losses, "seconds": round(time.monotonic() - started, 3)}, []
-
-
-def check_order(bench: Bench, engine: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the worker's check, as plain JSON."""
-    accuracy = bench.subject.target.accuracy
-    blobs = bench.store.blobs
-    return {
-        "backend": bench.subject.backend,
-        "engine": engine,
-        "path": bench.engine_path(engine),
-        "device": bench.subject.device,
-        "settings": bench.subject.target.engine.as_settings(),
-        "sets": [
-            {"name": one["name"]} | {part: str(blobs.verified(one[part])) for part in ("inputs", "outputs")}
-            for one in bench.references
-        ],
-        "atol": accuracy.atol,
-        "rtol": accuracy.rtol,
-    }

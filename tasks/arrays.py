@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from routetune.tasks import canonical
 
 Array = np.ndarray[Any, Any]
 
@@ -35,18 +36,19 @@ def load_arrays(path: Path) -> dict[str, Array]:
 
 
 def arrays_digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the given order."""
-    digest = hashlib.sha256()
-    for name, array in arrays.items():
-        digest.update(json.dumps([name, array.dtype.name, list(array.shape)]).encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    """SHA-256 over the names, types, shapes and bytes of arrays, whatever their order."""
+    hasher = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+        hasher.update(canonical.dumps([name, little.dtype.str, list(array.shape)]).encode("ascii"))
+        hasher.update(little.reshape(-1).view(np.uint8).data if little.size else b"")
+    return hasher.hexdigest()
 
 
 def _storable(array: Array) -> Array:
     # numpy's format has no name for the dtypes of ml_dtypes; their bits travel as integers.
     array = np.asarray(array)
-    if array.dtype.kind in "biufc":
+    if array.dtype.type.__module__ != "ml_dtypes":
         return array
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
 

@@ -53,6 +53,7 @@ class Bench:
 
     Attributes:
         references: the reference outputs, one dict per input set; filled by the first stage.
+        labels: input set -> blob of its labels, where it has any.
         control: the trial that candidates are timed against; the default route's, where that runs.
         engines: identity of an engine -> the first trial that had it.
         trials: every trial of the run, by route id, in the order they ended.
@@ -68,6 +69,7 @@ class Bench:
     folder: Path
     refresh: bool = False
     references: list[dict[str, Any]] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
     timing_inputs: str = ""
     control: Trial | None = None
     engines: dict[str, Trial] = field(default_factory=dict)
@@ -125,11 +127,15 @@ class Bench:
             return None
         return None if entry is None else entry.value
 
-    def step(self, function: str, arguments: dict[str, Any], seconds: float | None = None) -> Any:
-        """Run a step in the worker within the target's limit; its output goes to the trial's log."""
+    def step(self, function: str, arguments: dict[str, Any], measuring: float = 0.0) -> Any:
+        """Run a step in the worker; its output goes to the trial's log.
+
+        Args:
+            measuring: seconds that the step measures for by design, on top of the target's limit for a trial.
+        """
         log = self.log
         log.unlink(missing_ok=True)
-        limit = self.subject.target.budget.trial_seconds if seconds is None else seconds
+        limit = self.subject.target.budget.trial_seconds + measuring
         try:
             return self.attempts.call(function, arguments, limit, log)
         except EnvironmentBroken:
@@ -157,6 +163,21 @@ class Bench:
         """End the run well, with its records in one part."""
         self.store.records.compact(self.run.id)
         self.run.finish("finished", summary)
+
+    def judge_deaths(self, trials: list[Trial]) -> None:
+        """Blame the machine where no engine of a run could be built or run at all.
+
+        Raises:
+            EnvironmentBroken: every one of several routes ended its process, the default route's too.
+        """
+        deaths = [trial for trial in trials if trial.failure and trial.outcome is Outcome.CRASHED]
+        if len(deaths) < max(2, len(trials)) or not any(trial.route.is_default for trial in deaths):
+            return
+        self._disown_deaths()
+        raise EnvironmentBroken(
+            f"all {len(trials)} routes crashed, the default route too ({deaths[0].reason}): the machine, "
+            "driver or library is broken, or this backend cannot take the model; no route is blamed"
+        )
 
     def _disown_deaths(self) -> None:
         """Forget the crashes of this run: they turned out to be the machine's doing."""

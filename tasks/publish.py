@@ -8,6 +8,7 @@ from typing import Any
 
 from routetune.tasks.bench import Bench
 from routetune.tasks.canonical import number
+from routetune.tasks.doubts import warnings_about
 from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.report.timing import measured_times, run_remarks
 from routetune.tasks.select import CONTROL, Selection
@@ -53,6 +54,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
             "loss": number(winner.loss if winner.loss is not None else float("nan")),
             "verdict": winner.verdict,
             "losses": winner.losses,
+            "warnings": warnings_about(bench, winner),
         },
         "speed": speed_of(selection),
         "decision": {
@@ -67,7 +69,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
         "duel": selection.loads,
         "control": None if bench.control is None else str(bench.control.route),
         "trials": len(trials),
-        "excluded": [trial_summary(trial) for trial in trials if not trial.eligible],
+        "excluded": [trial_summary(trial) for trial in trials if trial.abandoned or not trial.eligible],
         "aliases": sum(trial.alias_of is not None for trial in trials),
         "reproduce": reproduce(bench, winner.route.as_dict()),
     }

@@ -5,86 +5,98 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from routetune.tasks.arrays import arrays_digest, save_arrays
 from routetune.tasks.bench import Bench
-from routetune.tasks.engines.reference import RUNTIME
+from routetune.tasks.canonical import to_float
 from routetune.tasks.errors import BadInput
+from routetune.tasks.judging import sets_order, task_order
 from routetune.tasks.report import progress
+from routetune.tasks.sources import input_blob, label_blob, references_of
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
-from routetune.tasks.subject import check_unchanged
 from routetune.tasks.targets.inputs import InputSet, timing_set
+from routetune.tasks.targets.variations import probes
 
-STEP = "routetune.tasks.engines.reference:make"
+TRY_METRIC = "routetune.tasks.verdicts.checks:try_metric"
 
 
 @stage("make references", of="input set")
 def make_references(bench: Bench, sets: list[InputSet]) -> list[dict[str, Any]]:
     """Reference outputs of every input set; they and the timing inputs are noted on the bench.
 
-    Returns: one dict per set: "name", "role", and the blobs of its "inputs" and "outputs".
+    Returns: one dict per set: "name", "role", and the blobs of its "inputs" and "outputs"; behind the sets
+        that are judged, the probes, which only show whether outputs move with the inputs.
 
     Raises:
-        BadInput: the model does not run as written, or its outputs cannot serve as a reference.
+        BadInput: the model does not run as written, its outputs cannot serve as a reference, or the target's
+            own metric does not work on them.
     """
     progress.tell(progress.Snapshot("reference outputs"))
-    blobs = [_input_blob(bench, one) for one in sets]
-    key = bench.key(
-        "reference",
-        code_digest("routetune.tasks.engines.reference"),
-        model=bench.subject.model.digest,
-        inputs=[[one.name, arrays_digest(one.arrays)] for one in sets],
-        plugins=bench.subject.bound_to["target"]["engine"]["plugins"],
-        runtime=RUNTIME,
-    )
-    answer = bench.answer(key, lambda: _make(bench, sets, blobs))
-    _refuse_bad(bench, answer.value)
-    bench.references = answer.value["references"]
-    bench.timing_inputs = _input_blob(bench, timing_set(bench.subject.target, bench.subject.model, sets))
+    target, model = bench.subject.target, bench.subject.model
+    bench.references = references_of(bench, [*sets, *probes(target, model, sets)])
+    _refuse_bad(bench)
+    bench.labels = {one.name: blob for one in sets if (blob := label_blob(bench, one))}
+    _try_metric(bench)
+    bench.timing_inputs = input_blob(bench, timing_set(target, model, sets))
     return bench.references
 
 
-def _input_blob(bench: Bench, one: InputSet) -> str:
-    path = bench.folder / "inputs.npz"
-    save_arrays(path, one.arrays)
-    digest: str = bench.store.blobs.put_file(path, move=True)
-    return digest
-
-
-def _make(bench: Bench, sets: list[InputSet], blobs: list[str]) -> tuple[dict[str, Any], list[str]]:
-    files = [bench.folder / f"reference{i}.npz" for i in range(len(sets))]
-    orders = [
-        {"name": one.name, "inputs": str(bench.store.blobs.verified(blob)), "output": str(file)}
-        for one, blob, file in zip(sets, blobs, files, strict=True)
-    ]
-    plugins = [str(path) for path in bench.subject.target.engine.plugins]
-    model = str(bench.subject.model.path)
-    report = bench.step(STEP, {"model": model, "sets": orders, "plugins": plugins})
-    check_unchanged(bench.subject)
-    references = []
-    for one, found, blob, file in zip(sets, report, blobs, files, strict=True):
-        outputs = bench.store.blobs.put_file(file, move=True)
-        references.append(found | {"role": one.role, "inputs": blob, "outputs": outputs})
-    return {"references": references}, [one[part] for one in references for part in ("inputs", "outputs")]
-
-
-def _refuse_bad(bench: Bench, value: dict[str, Any]) -> None:
+def _refuse_bad(bench: Bench) -> None:
     """A reference that is broken or proves nothing is the reference's fault, never a route's."""
     where = f"target {bench.subject.target.name!r}: reference"
-    if "failure" in value:
-        raise BadInput(f"{where}: {value['failure']['reason']}; no route can be judged without it")
-    for one in value["references"]:
-        for kind, meaning in (("non_finite", "is not finite"), ("unstable", "differs between two runs")):
-            if one[kind]:
-                names = ", ".join(map(repr, one[kind]))
-                raise BadInput(
-                    f"{where}: output {names} {meaning} on input set {one['name']!r}, when the model runs "
-                    "as written and unoptimised; give other inputs, or mend the model"
-                )
-        if one["constant"]:
-            names = ", ".join(map(repr, one["constant"]))
+    ignored = bench.subject.target.accuracy.ignored
+    for one in bench.references:
+        judged = one["role"] != "probe"
+        found = {
+            kind: [name for name in one[kind] if name not in ignored]
+            for kind in ("non_finite", "unstable", "constant")
+        }
+        if found["unstable"]:
+            raise BadInput(
+                f"{where}: output {_named(found['unstable'])} differs between two runs on input set "
+                f"{one['name']!r}; seed the model, or leave the output out of the verdict with "
+                f"[accuracy.outputs.{found['unstable'][0]}] ignore = true"
+            )
+        if found["non_finite"] and judged:
+            raise BadInput(
+                f"{where}: output {_named(found['non_finite'])} is not finite on input set {one['name']!r}, "
+                "when the model runs as written and unoptimised; give other inputs, or mend the model"
+            )
+        if found["constant"] and judged:
             warnings.warn(
-                f"{where}: output {names} has one single value on input set {one['name']!r}: "
-                "comparing it proves little",
+                f"{where}: output {_named(found['constant'])} has one single value on input set "
+                f"{one['name']!r}: comparing it proves little",
                 stacklevel=2,
+            )
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _try_metric(bench: Bench) -> None:
+    """Call the metric of whole input sets on the reference beside itself: its faults are no route's."""
+    task = task_order(bench)
+    if task is None:
+        return
+    key = bench.key(
+        "accuracy",
+        code_digest("routetune.tasks.verdicts.checks"),
+        tried=bench.subject.bound_to["target"]["accuracy"]["task"],
+        references=[[one["name"], one["outputs"], bench.labels.get(one["name"])] for one in bench.references],
+    )
+
+    def make() -> tuple[dict[str, Any], list[str]]:
+        judged = [one for one in sets_order(bench, bench.references) if one["role"] != "probe"]
+        return {"losses": bench.step(TRY_METRIC, {"sets": judged, "task": task})}, []
+
+    where = f"target {bench.subject.target.name!r}"
+    answer = bench.answer(key, make)
+    if "failure" in answer.value:
+        raise BadInput(f"{where}: {answer.value['failure']['reason']} (the reference beside itself)")
+    tolerance = bench.subject.target.accuracy.tolerance
+    for one in answer.value["losses"]:
+        if to_float(one["loss"]) > tolerance:
+            raise BadInput(
+                f"{where}: metric {task['metric']!r} gives {one['loss']} for the reference beside itself on "
+                f"input set {one['set']!r}, which is above the tolerance {tolerance:g}: nothing could pass"
             )

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from routetune.tasks.accuracy import CHECK, check_order
 from routetune.tasks.bench import Bench
+from routetune.tasks.doubts import problem_with_fresh_inputs
 from routetune.tasks.engines.worker import StepFailed
-from routetune.tasks.errors import NoEligibleRoute
+from routetune.tasks.errors import NoEligibleRoute, RoutetuneError
+from routetune.tasks.judging import problem_of
 from routetune.tasks.report import progress
 from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.stage import stage
 from routetune.tasks.trial import Trial
-from routetune.tasks.verdicts.accuracy import judge
 from routetune.tasks.verdicts.duel import duel_figures, enough, log_ratios, quietest
+from routetune.tasks.verdicts.rounds import PATIENCE
 from routetune.tasks.verdicts.selection import Decision, DuelResult, decide, finalists, loads_needed
 
 STEP = "routetune.tasks.verdicts.steps:duel"
@@ -63,12 +64,13 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
         if problem is None:
             return Selection(winner, _remarked(decision, loads), loads, dropped)
         if winner is control:
-            raise NoEligibleRoute(f"the default route's engine no longer passes its own check: {problem}")
+            raise RoutetuneError(f"the control's engine no longer passes its own check: {problem}; run again")
         dropped[str(winner.route)] = problem
 
 
 def _control(bench: Bench, trials: list[Trial]) -> Trial:
     if bench.control is None or not any(trial.eligible for trial in trials):
+        bench.judge_deaths(trials)
         raise NoEligibleRoute(
             f"target {bench.subject.target.name!r}: none of the {len(trials)} routes tried is eligible; "
             + _common_reasons(trials),
@@ -163,7 +165,7 @@ def _load(bench: Bench, control: Trial, contenders: list[Trial], number: int) ->
         "load": number,
         "duelling": {"seconds": timing.seconds, "streams": timing.streams},
     }
-    load: Mapping[str, Any] = bench.step(STEP, order)
+    load: Mapping[str, Any] = bench.step(STEP, order, measuring=PATIENCE * timing.seconds)
     return dict(load)
 
 
@@ -186,10 +188,5 @@ def _recheck(bench: Bench, winner: Trial) -> str | None:
     if winner.engine is None or not winner.eligible:
         return winner.reason or "it has no engine"
     bench.attempts.worker.restart()
-    try:
-        report = bench.step(CHECK, check_order(bench, winner.engine))
-    except StepFailed as failed:
-        return f"{failed.outcome} when checked again before publishing: {failed.reason}"
-    accuracy = bench.subject.target.accuracy
-    judged = judge(report, accuracy.metric, accuracy.tolerance)
-    return None if judged.accepted else f"when checked again before publishing: {judged.reason}"
+    problem = problem_of(bench, winner.engine) or problem_with_fresh_inputs(bench, winner)
+    return f"when checked again before publishing: {problem}" if problem else None

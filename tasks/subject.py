@@ -11,7 +11,7 @@ from typing import Any
 from routetune.tasks.engines.base import Backend, default_device, open_backend
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.routes.space import open_space
-from routetune.tasks.targets.changes import bound_to
+from routetune.tasks.targets.binding import bound_to
 from routetune.tasks.targets.environment import Environment, observe
 from routetune.tasks.targets.inputs import input_sets, inputs_digest
 from routetune.tasks.targets.model import ModelInfo, inspect_model

@@ -6,13 +6,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from routetune.tasks.accuracy import CHECK, check_order
 from routetune.tasks.bench import Bench, failure_from
+from routetune.tasks.judging import CHECK, check_order
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.accuracy import is_finite
-from routetune.tasks.verdicts.rounds import estimate_from
+from routetune.tasks.verdicts.rounds import PATIENCE, estimate_from
 
 #: A candidate this many times slower than the best eligible one is abandoned: no noise makes up for it.
 HOPELESS = 3.0
@@ -58,7 +58,8 @@ def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
 def _timed(bench: Bench, trial: Trial) -> Trial:
     if trial.alias_of is not None:
         return _inherited(trial, bench.trials.get(trial.alias_of))
-    if trial.failure is not None or trial.losses is None or not is_finite(trial.losses):
+    ignored = bench.subject.target.accuracy.ignored
+    if trial.failure is not None or trial.losses is None or not is_finite(trial.losses, ignored):
         return trial
     if bench.control is None:
         # The default route comes first, so it is the control wherever it runs; elsewhere the first
@@ -116,7 +117,8 @@ def _make(bench: Bench, engines: dict[str, dict[str, Any]]) -> tuple[dict[str, A
     }
     for role, engine in engines.items():
         order |= {role: engine, f"{role}_path": bench.engine_path(engine)}
-    rounds = bench.step("routetune.tasks.verdicts.steps:time", order)
+    limit = PATIENCE * bench.subject.target.timing.seconds
+    rounds = bench.step("routetune.tasks.verdicts.steps:time", order, measuring=limit)
     return {"rounds": rounds, "seconds": round(time.monotonic() - started, 3)}, []
 
 

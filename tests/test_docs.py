@@ -145,7 +145,7 @@ def schema_fields() -> dict[str, Any]:
     def walk(model: type[BaseModel], prefix: str) -> None:
         seen.add(model)
         for name, field in model.model_fields.items():
-            path = f"{prefix}{field.alias or name}"
+            path = f"{prefix}{field.alias or name}".replace("outputs.<input>", "outputs.<output>")
             kind, suffix = _inner(field.annotation)
             if kind is None or kind in seen:
                 found[path] = field

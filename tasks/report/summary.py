@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import number
 from routetune.tasks.report.timing import times_text, trial_figures
+from routetune.tasks.trial import REPRODUCIBLE
 
 if TYPE_CHECKING:
     from routetune.tasks.bench import Bench
@@ -22,7 +23,7 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
     return {
         "route": str(trial.route),
         "outcome": trial.outcome.value,
-        "reason": trial.reason,
+        "reason": _reason(trial),
         "loss": _number(trial.loss),
         "speed": _number(trial.speed),
         "low": _number(trial.low),
@@ -40,7 +41,7 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
 def run_summary(bench: Bench, publication: Publication, ended: str) -> dict[str, Any]:
     """The answer of a run that published."""
     trials = list(bench.trials.values())
-    fresh = [trial for trial in trials if "build" not in trial.cached]
+    built = [trial for trial in trials if "build" not in trial.cached]
     return published(publication) | {
         "state": "tuned",
         "environment": bench.subject.environment.label,
@@ -50,8 +51,8 @@ def run_summary(bench: Bench, publication: Publication, ended: str) -> dict[str,
         "counts": {
             "trials": len(trials),
             "eligible": sum(trial.eligible for trial in trials),
-            "builds": len(fresh),
-            "from store": len(trials) - len(fresh),
+            "builds": len(built),
+            "from_store": len(trials) - len(built),
             "aliases": sum(trial.alias_of is not None for trial in trials),
         },
     }
@@ -62,7 +63,7 @@ def published_summary(state: Freshness) -> dict[str, Any]:
     assert state.publication is not None
     answer = published(state.publication) | {"state": state.state}
     if state.state == "fresh":
-        answer["note"] = "fresh, nothing to do"
+        answer["note"] = "fresh, nothing to do" + _unfinished(answer["excluded"])
     return answer
 
 
@@ -85,12 +86,31 @@ def published(publication: Publication) -> dict[str, Any]:
     }
 
 
+def _reason(trial: Trial) -> str:
+    if not trial.abandoned:
+        return trial.reason
+    return f"given up as hopelessly slow, at {trial.speed:.2f}x of the control's speed; {trial.reason}"
+
+
+def _unfinished(excluded: list[dict[str, Any]]) -> str:
+    """A clause on routes that ended without a result of their own, so that another run may find more."""
+    kept = {outcome.value for outcome in REPRODUCIBLE}
+    open_ends = [one for one in excluded if one["outcome"] not in kept]
+    if not open_ends:
+        return ""
+    return f"; {len(open_ends)} route(s) timed out or were killed, and are tried again with --force"
+
+
 def headline(answer: dict[str, Any]) -> str:
     """The result in one sentence."""
-    route = answer["route"] or DEFAULT
     if not answer["route"]:
-        return f"the default route is published: {answer['decision']['reason']}"
-    return f"{route}: {speed_text(answer['speed'])} the default's speed ({answer['decision']['reason']})"
+        told = f"the default route is published: {answer['decision']['reason']}"
+    else:
+        speed = speed_text(answer["speed"])
+        control = answer["control"] or "the default route"
+        told = f"{answer['route']}: {speed} the speed of {control} ({answer['decision']['reason']})"
+    doubts = answer["accuracy"].get("warnings")
+    return f"{told}. But beware: {'; '.join(doubts)}" if doubts else told
 
 
 def speed_text(speed: dict[str, Any]) -> str:

@@ -26,6 +26,8 @@ def run_summary(answer: dict[str, Any], console: Console) -> None:
     objective = answer["objective"]
     facts.add_row(objective["of"], escape(times_text(answer["times"], objective["streams"])))
     facts.add_row("accuracy", escape(answer["accuracy"]["verdict"]))
+    for doubt in answer["accuracy"].get("warnings", ()):
+        facts.add_row("[bold red]beware[/]", f"[bold red]{escape(doubt)}[/]")
     facts.add_row("trials", _counts(answer["counts"]))
     facts.add_row("where", escape(answer["environment"]))
     facts.add_row("engine", escape(answer["engine"]))

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from routetune.tasks import canonical
 from routetune.tasks.targets.gpu import UNKNOWN
-from routetune.tasks.targets.sidecars import file_digest
-
-if TYPE_CHECKING:
-    from routetune.tasks.targets.environment import Environment
-    from routetune.tasks.targets.model import ModelInfo
-    from routetune.tasks.targets.schema import Target
 
 #: What a change costs, from cheap to dear; each includes what stands before it, as far as that depends on it.
 #: reselect: kept figures are judged anew. recheck: losses are computed anew from kept engines. retime: kept
@@ -35,6 +29,7 @@ _TABLE: dict[tuple[str, ...], str] = {
     ("target", "accuracy"): "recheck",
     ("target", "accuracy", "metric"): "reselect",  # the losses of every metric are kept
     ("target", "accuracy", "tolerance"): "reselect",
+    ("target", "accuracy", "outputs"): "reselect",  # metric, tolerance, weight, ignore; bounds are apart
     ("target", "timing"): "retime",
     ("target", "timing", "min_gain"): "reselect",
     ("target", "timing", "finalists"): "reselect",  # the duel is never answered from the store
@@ -67,48 +62,6 @@ class Change:
             words += [f"+{word}" for word in sorted(after - before)]
             return f"{self.field}: {' '.join(words) or 'another order'}"
         return f"{self.field}: {_shown(self.old)} -> {_shown(self.new)}"
-
-
-def bound_to(
-    target: Target, model: ModelInfo, environment: Environment, inputs: Mapping[str, str | None]
-) -> dict[str, Any]:
-    """What results of the target are bound to, as one visible dict of plain JSON.
-
-    `inputs` is what `inputs.inputs_digest` gives. Names and paths of files are not in it, their contents are.
-    The device and the backend in use are the environment's.
-
-    Raises:
-        BadInput: a plugin cannot be read.
-    """
-    reference, accuracy = target.reference, target.accuracy
-    return {
-        "target": {
-            "model": model.digest,
-            "profiles": {str(index): profile.as_order() for index, profile in enumerate(model.profiles)},
-            "reference": {
-                "inputs": inputs["inputs"],
-                "labels": inputs["labels"],
-                "samples": reference.samples,
-                "seed": reference.seed,
-                "ranges": {name: list(ends) for name, ends in sorted(reference.ranges.items())},
-                "source": reference.source,
-            },
-            "accuracy": {
-                "metric": accuracy.metric,
-                "tolerance": canonical.number(accuracy.tolerance),
-                "atol": accuracy.atol,
-                "rtol": accuracy.rtol,
-            },
-            "search": target.search.model_dump(mode="json"),
-            "budget": target.budget.model_dump(mode="json"),
-            "timing": {**target.timing.model_dump(mode="json"), "profile": target.timed_profile},
-            "engine": {
-                "plugins": [file_digest(plugin) for plugin in target.engine.plugins],
-                **target.engine.limits(),
-            },
-        },
-        "environment": dict(environment.fields),
-    }
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from routetune.tasks import canonical
+from routetune.tasks.arrays import arrays_digest
 from routetune.tasks.errors import BadInput
-from routetune.tasks.targets.npz import read_npz
+from routetune.tasks.targets.npz import as_bits, read_npz
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import CORNERS, corner, disagreement, misfit
 from routetune.tasks.targets.seeding import seeded_array
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from routetune.tasks.targets.schema import Target
 
 Array = np.ndarray[Any, Any]
+Role = Literal["user", "seeded", "probe"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class InputSet:
     Attributes:
         name: unique among the sets of a target: the npz file's stem, or "seeded-...".
         arrays: by input name, in the model's order; C-contiguous, in native byte order.
-        role: whether the user gave the values or they were drawn.
+        role: whether the user gave the values or they were drawn; a probe's outputs are not judged.
         labels: the array that `reference.labels` names, where the user's file holds one.
     """
 
     name: str
     arrays: dict[str, Array]
-    role: Literal["user", "seeded"]
+    role: Role
     labels: Array | None = None
 
     @property
@@ -80,6 +81,22 @@ def timing_set(target: Target, model: ModelInfo, sets: Sequence[InputSet]) -> In
     return next(iter(users or fitting))
 
 
+def seeded_arrays(
+    name: str, shapes: Mapping[str, tuple[int, ...]], target: Target, model: ModelInfo
+) -> dict[str, Array]:
+    """Values of these shapes for every input, drawn for the set of this name.
+
+    Raises:
+        BadInput: a range of the target's does not fit an input's type, or goes beyond a table.
+    """
+    arrays = {
+        tensor.name: seeded_array(tensor, shapes[tensor.name], name, target, model.indices.get(tensor.name))
+        for tensor in model.inputs.values()
+    }
+    _check_indices(arrays, model, f"drawn by reference.ranges of {target.path}")
+    return arrays
+
+
 def inputs_digest(target: Target) -> dict[str, str | None]:
     """{"inputs": ..., "labels": ...}: what the user's files hold, as digests; None where there are none.
 
@@ -102,16 +119,6 @@ def inputs_digest(target: Target) -> dict[str, str | None]:
         "inputs": canonical.digest(inputs) if inputs else None,
         "labels": canonical.digest(labels) if labels else None,
     }
-
-
-def arrays_digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 over the names, types, shapes and bytes of arrays, whatever their order."""
-    hasher = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-        hasher.update(canonical.dumps([name, little.dtype.str, list(array.shape)]).encode("ascii"))
-        hasher.update(little.reshape(-1).view(np.uint8).data if little.size else b"")
-    return hasher.hexdigest()
 
 
 def _user_set(path: Path, target: Target, model: ModelInfo) -> InputSet:
@@ -147,6 +154,7 @@ def _user_set(path: Path, target: Target, model: ModelInfo) -> InputSet:
 
 def _typed(array: Array, tensor: TensorInfo, path: Path) -> Array:
     wanted = np.dtype(tensor.dtype)
+    array = as_bits(array, tensor.dtype)
     if array.dtype.newbyteorder("=") != wanted:
         raise BadInput(
             f"{path}: {tensor.name!r} is an array of {array.dtype.name}, but the model takes {wanted.name}; "
@@ -186,12 +194,7 @@ def _check_indices(arrays: Mapping[str, Array], model: ModelInfo, where: str) ->
 
 def _seeded_set(name: str, profile: int, place: str, target: Target, model: ModelInfo) -> InputSet:
     shapes = corner(model.profiles[profile], place)
-    arrays = {
-        tensor.name: seeded_array(tensor, shapes[tensor.name], name, target, model.indices.get(tensor.name))
-        for tensor in model.inputs.values()
-    }
-    _check_indices(arrays, model, f"drawn by reference.ranges of {target.path}")
-    return InputSet(name, arrays, "seeded")
+    return InputSet(name, seeded_arrays(name, shapes, target, model), "seeded")
 
 
 def _named_apart(sets: list[InputSet]) -> list[InputSet]:

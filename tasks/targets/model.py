@@ -15,17 +15,22 @@ from routetune.tasks.targets.onnxfile import read_model
 from routetune.tasks.targets.operators import check_operators, count_operators
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import complete_profiles
+from routetune.tasks.targets.rules import check_accuracy_rules
 from routetune.tasks.targets.sidecars import check_sidecars
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
     from routetune.tasks.targets.schema import Profile, Target
 
-#: Element types of inputs and outputs that can be fed and read as NumPy arrays.
-SUPPORTED = frozenset(
+#: Element types of inputs and outputs that NumPy itself has, and those that ml_dtypes adds to it.
+NUMPY = frozenset(
     {"float16", "float32", "float64", "bool"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+SMALL = frozenset(
+    {"bfloat16", "int4", "uint4"} | {f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+)
+SUPPORTED = NUMPY | SMALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ def inspect_model(target: Target) -> ModelInfo:
     check_operators(model, path, plugins=bool(target.engine.plugins))
     inputs, outputs = _inputs(model, path), _outputs(model, path)
     _check_reference(target, inputs)
+    check_accuracy_rules(target, outputs)
     return ModelInfo(
         path=path,
         inputs=inputs,

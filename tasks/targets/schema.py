@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
@@ -21,11 +19,14 @@ from pydantic import (
     model_validator,
 )
 from routetune.tasks.errors import BadInput
+from routetune.tasks.targets.fields import CLASS, NotNegative, Positive, Share, Text, number
+from routetune.tasks.targets.fields import Section as _Section
+from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.targets.problems import explain
 
-METRICS = ("l0", "l1", "l2", "lInf", "cos")
+#: What computes the reference outputs, where they are not saved ones.
+SOURCES = ("onnxruntime", "default-route")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _LARGEST = 2**63 - 1
 
 
@@ -63,59 +64,41 @@ def _shape(value: Any) -> tuple[int, ...]:
     return value
 
 
-def _number(value: Any) -> float:
-    """`value` as a float; nan where it is no number, or an integer beyond the floats."""
-    try:
-        return float(value) if type(value) in (int, float) else math.nan
-    except OverflowError:
-        return math.nan
-
-
 def _range(value: Any) -> tuple[int | float, int | float]:
     rule = "must be a list of two finite numbers, the smallest and the largest value"
     if not isinstance(value, tuple) or len(value) != 2:
         raise ValueError(rule)
     low, high = value
-    if not all(math.isfinite(_number(end)) for end in value):
+    if not all(math.isfinite(number(end)) for end in value):
         raise ValueError(rule)
     if low > high:
         raise ValueError("must have the smallest value first")
     return (low, high)
 
 
-def _tolerance(value: Any) -> Any:
-    if value == "inf":
-        return math.inf
-    number = _number(value)
-    if not number >= 0:
-        raise ValueError('must be a number from 0 (bit-identical) up, or "inf" (off)')
-    return number
+def _source(value: Any, info: ValidationInfo) -> Any:
+    """One of SOURCES, or the files of saved outputs as paths."""
+    if value in SOURCES:
+        return value
+    files = (value,) if isinstance(value, str) else value
+    if not (isinstance(files, tuple) and files and all(_is_saved(file) for file in files)):
+        raise ValueError(
+            f"must be one of {', '.join(SOURCES)}, or name saved outputs: files that end in .npz, one for "
+            "each of reference.inputs, or one .json of Polygraphy's"
+        )
+    if len(files) > 1 and any(file.endswith(".json") for file in files):
+        raise ValueError("must name one .json of Polygraphy's alone: it holds the outputs of every input set")
+    return tuple(_path(file, info) for file in files)
 
 
-def _metric(value: Any) -> Any:
-    if isinstance(value, str) and _CLASS.fullmatch(value):
-        raise ValueError(f"must be one of {', '.join(METRICS)}: metrics of your own are not supported yet")
-    return value
-
-
-def _source(value: Any) -> Any:
-    if value != "onnxruntime":
-        raise ValueError('must be "onnxruntime": other sources of reference outputs are not supported yet')
-    return value
+def _is_saved(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith((".npz", ".json"))
 
 
 ConfigPath = Annotated[Path, BeforeValidator(_path)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(_shape)]
 Seed = Annotated[int, Field(ge=0, le=_LARGEST)]
-Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
 Capability = Annotated[str, Field(pattern=r"^[1-9]\d?\.\d$")]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ShapeRange(_Section):
@@ -169,7 +152,7 @@ class Reference(_Section):
     samples: Annotated[int, Field(ge=1, le=10_000)] = 1
     seed: Seed = 0
     ranges: dict[str, Annotated[tuple[Any, Any], BeforeValidator(_range)]] = Field(default_factory=dict)
-    source: Annotated[str, BeforeValidator(_source)] = "onnxruntime"
+    source: Annotated[str | tuple[Path, ...], BeforeValidator(_source)] = "onnxruntime"
 
     @model_validator(mode="after")
     def _consistent(self) -> Reference:
@@ -179,16 +162,14 @@ class Reference(_Section):
             raise ValueError("must name the npz file in inputs that holds the labels")
         if self.inputs is not None and "samples" in self.model_fields_set:
             raise ValueError("must have either inputs (your own) or samples (seeded), not both")
+        if self.saved and self.inputs is None:
+            raise ValueError("must name in inputs what the saved outputs of source were made from")
         return self
 
-
-class Accuracy(_Section):
-    """When a candidate's outputs are close enough: loss under `metric` <= `tolerance`."""
-
-    metric: Annotated[Literal["l0", "l1", "l2", "lInf", "cos"], BeforeValidator(_metric)] = "l0"
-    tolerance: Annotated[float, BeforeValidator(_tolerance)] = 0.01
-    atol: NotNegative = 1e-5
-    rtol: NotNegative = 1e-5
+    @property
+    def saved(self) -> tuple[Path, ...]:
+        """The files of saved reference outputs; empty where they are computed."""
+        return () if isinstance(self.source, str) else self.source
 
 
 class Search(_Section):
@@ -308,7 +289,7 @@ class Target(_Section):
     @field_validator("backend")
     @classmethod
     def _known_backend(cls, value: str) -> str:
-        if value not in ("auto", "onnxruntime", "tensorrt") and not _CLASS.fullmatch(value):
+        if value not in ("auto", "onnxruntime", "tensorrt") and not CLASS.fullmatch(value):
             raise ValueError('must be "auto", "onnxruntime", "tensorrt" or your own, as "module:Class"')
         return value
 
@@ -316,6 +297,15 @@ class Target(_Section):
     def _one_way_to_give_shapes(self) -> Target:
         if self.shapes is not None and self.profiles_ is not None:
             raise ValueError("must have either [shapes] (one profile) or [[profiles]], not both")
+        return self
+
+    @model_validator(mode="after")
+    def _labels_for_accuracy(self) -> Target:
+        if self.accuracy.metric == "accuracy_drop" and self.reference.labels is None:
+            raise ValueError(
+                'accuracy.metric = "accuracy_drop" needs reference.labels, the array of right answers in the '
+                "npz files of reference.inputs"
+            )
         return self
 
     @property

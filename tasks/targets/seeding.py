@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 from routetune.tasks import canonical
 from routetune.tasks.errors import BadInput
@@ -35,13 +36,14 @@ def seeded_array(
         return np.asarray(rng.integers(0, max(1, min(index.rows, _exact(dtype))), size=shape)).astype(dtype)
     if dtype.kind == "b":
         return np.asarray(rng.integers(0, 2, size=shape)).astype(dtype)
-    if dtype.kind in "iu":
+    if _is_whole(dtype):
         low, high = _whole(bounds or (0, 1), dtype, tensor.name, target)
-        return np.asarray(rng.integers(low, high, size=shape, dtype=dtype, endpoint=True))
+        wide = dtype if dtype.kind in "iu" else np.dtype(np.int8)
+        return np.asarray(rng.integers(low, high, size=shape, dtype=wide, endpoint=True)).astype(dtype)
     if bounds is None:
         return np.asarray(rng.standard_normal(size=shape)).astype(dtype)
     low, high = bounds
-    if max(abs(low), abs(high)) > float(np.finfo(dtype).max):
+    if max(abs(low), abs(high)) > float(_limits(dtype).max):
         raise BadInput(_outside(tensor.name, target, f"the finite values of {dtype.name}"))
     share = rng.random(size=shape)
     return np.asarray(np.clip(low * (1 - share) + high * share, low, high)).astype(dtype)
@@ -57,11 +59,24 @@ def _exact(dtype: np.dtype[Any]) -> int:
     """How many whole numbers from 0 on the type holds exactly; more would wrap or round out of the table."""
     if dtype.kind == "b":
         return 2
-    return 2 ** (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else int(np.iinfo(dtype).max) + 1
+    if _is_whole(dtype):
+        return int(_limits(dtype).max) + 1
+    return int(2 ** (_limits(dtype).nmant + 1))
+
+
+def _limits(dtype: np.dtype[Any]) -> Any:
+    """numpy's iinfo or finfo, also of the types that numpy does not have itself."""
+    describe: Any = ml_dtypes.iinfo if _is_whole(dtype) else ml_dtypes.finfo
+    return describe(dtype)
+
+
+def _is_whole(dtype: np.dtype[Any]) -> bool:
+    """Whether the type is of whole numbers; NumPy does not know what ml_dtypes' own are."""
+    return dtype.kind in "iu" or dtype.name in ("int4", "uint4")
 
 
 def _whole(bounds: tuple[Any, Any], dtype: np.dtype[Any], name: str, target: Target) -> tuple[int, int]:
-    limits = np.iinfo(dtype)
+    limits = _limits(dtype)
     if any(end != int(end) or not limits.min <= end <= limits.max for end in bounds):
         raise BadInput(_outside(name, target, f"the whole numbers of {dtype.name}"))
     return int(bounds[0]), int(bounds[1])

@@ -1,13 +1,21 @@
-"""How far a candidate's output is from the reference: five losses in one pass over the data.
+"""How far a candidate's output is from the reference: eight losses in one pass over the data.
 
-The formulas are trtexec's (NVIDIA/TensorRT 11, samples/common/sampleUtils.cpp, the AccuracyValidator
-classes), with d = candidate - reference over N elements, all in float64:
+The first five formulas are trtexec's (NVIDIA/TensorRT 11, samples/common/sampleUtils.cpp, the
+AccuracyValidator classes), with d = candidate - reference over N elements, all in float64:
 
     l0    share of elements with |d| > atol + rtol * |reference|
     l1    sum(|d|) / N
     l2    sum(d * d) / N             the mean square, without a root: so it is in trtexec
     lInf  max(|d|)
     cos   1 - sum(candidate * reference) / (|candidate| * |reference|)
+
+and three are ours, since they need no knowledge of an output's scale:
+
+    rel_l2    |d| / |reference|, of Euclidean norms
+    rel_lInf  max(|d|) / max(|reference|)
+    exact     share of all elements whose bits differ; 0.0 and -0.0 do
+
+Beside an all-zero reference the relative ones are 0 where the candidate is zero too, and else infinite.
 
 Where trtexec goes wrong, this module differs on purpose. Comparisons with NaN are false, so NaN outputs read
 l0 = 0 and lInf = 0 there; here an element that is not finite in the candidate alone makes every loss infinite
@@ -20,7 +28,7 @@ zero against zero gives 0, and scale does not matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +37,7 @@ from routetune.tasks.arrays import Array
 from routetune.tasks.errors import BadInput
 from routetune.tasks.verdicts.scan import BLOCK, Sums, dot, flat, scan
 
-LOSSES = ("l0", "l1", "l2", "lInf", "cos")
+LOSSES = ("l0", "l1", "l2", "lInf", "cos", "rel_l2", "rel_lInf", "exact")
 
 Scalar = float | int | bool
 
@@ -149,16 +157,17 @@ def _values(
     if reference.size == 0:
         return dict.fromkeys(LOSSES, 0.0)
     if compared == 0:  # nothing was compared, and that must never look like a match
-        return {name: 1.0 if name == "l0" else math.inf for name in LOSSES}
-    l0 = mismatches / compared
+        return dict.fromkeys(LOSSES, math.inf) | {"l0": 1.0, "exact": 1.0}
+    shares = {"l0": mismatches / compared, "exact": sums.differing / reference.size}
     if sums.bad_candidate:
-        return {name: l0 if name == "l0" else math.inf for name in LOSSES}
-    return {
-        "l0": l0,
+        return dict.fromkeys(LOSSES, math.inf) | shares
+    return shares | {
         "l1": _total(sums.absolute) / compared,
         "l2": _total(sums.squares) / compared,
         "lInf": sums.largest,
         "cos": _cosine(sums, reference, candidate),
+        "rel_l2": _relative_l2(sums, reference, candidate),
+        "rel_lInf": _relative(sums.largest, sums.largest_reference),
     }
 
 
@@ -174,9 +183,8 @@ def _cosine(sums: Sums, reference: Array, candidate: Array) -> float:
     if sums.differing == 0:
         return 0.0
     parts = (_total(sums.reference), _total(sums.candidate), _total(sums.product))
-    if not all(1e-280 < norm < 1e280 for norm in parts[:2]):
-        # Squares of such values leave the range of float64, unless the output is really zero.
-        parts = _scaled_products(flat(reference), flat(candidate))
+    if not all(_in_range(norm) for norm in parts[:2]):
+        parts = _scaled_products(lambda: _usable(flat(reference), flat(candidate)))[0]
     rr, cc, rc = parts
     if rr == 0 or cc == 0:
         return 0.0 if rr == cc else 1.0
@@ -184,28 +192,65 @@ def _cosine(sums: Sums, reference: Array, candidate: Array) -> float:
     return min(max(1.0 - rc / (math.sqrt(rr) * math.sqrt(cc)), 0.0), 2.0)
 
 
-def _scaled_products(reference: Any, candidate: Any) -> tuple[float, float, float]:
-    """The three products with each side divided by its largest magnitude, in two more passes."""
+def _in_range(square: float) -> bool:
+    """Whether a sum of squares has kept its precision: beyond this they leave the range of float64."""
+    return 1e-280 < square < 1e280
 
-    def blocks() -> Iterator[tuple[Array, Array]]:
-        for start in range(0, len(reference), BLOCK):
-            stop = start + BLOCK
-            r, c = reference[start:stop].astype(np.float64), candidate[start:stop].astype(np.float64)
-            usable = np.isfinite(r) & np.isfinite(c)
-            yield np.where(usable, r, 0.0), np.where(usable, c, 0.0)
 
+def _relative_l2(sums: Sums, reference: Array, candidate: Array) -> float:
+    """|d| / |reference|, whatever the scale of either."""
+    if not 0 < sums.largest < math.inf or sums.largest_reference == 0:
+        return _relative(sums.largest, sums.largest_reference)
+    dd, rr, exponent = _total(sums.squares), _total(sums.reference), 0
+    if not (_in_range(dd) and _in_range(rr)):
+
+        def blocks() -> Iterator[tuple[Array, Array]]:
+            for r, c in _usable(flat(reference), flat(candidate)):
+                yield c - r, r
+
+        (dd, rr, _), (of_difference, of_reference) = _scaled_products(blocks)
+        exponent = of_difference - of_reference
+    try:
+        return math.ldexp(math.sqrt(dd) / math.sqrt(rr), exponent)
+    except OverflowError:
+        return math.inf
+
+
+def _relative(part: float, whole: float) -> float:
+    """part / whole, where nothing of nothing is 0 and something of nothing infinite."""
+    if part == 0 or whole == 0:
+        return 0.0 if part == 0 else math.inf
+    return part / whole  # Python's division of floats overflows to an infinity
+
+
+def _usable(reference: Any, candidate: Any) -> Iterator[tuple[Array, Array]]:
+    """Both sides in float64, block by block, with zeros where either is not finite."""
+    for start in range(0, len(reference), BLOCK):
+        stop = start + BLOCK
+        r, c = reference[start:stop].astype(np.float64), candidate[start:stop].astype(np.float64)
+        usable = np.isfinite(r) & np.isfinite(c)
+        yield np.where(usable, r, 0.0), np.where(usable, c, 0.0)
+
+
+def _scaled_products(
+    blocks: Callable[[], Iterator[tuple[Array, Array]]],
+) -> tuple[tuple[float, float, float], tuple[int, int]]:
+    """The products aa, bb, ab with each side divided by its largest magnitude, in two more passes.
+
+    Returns: the products, and the powers of two that the sides were divided by.
+    """
     tops = [0.0, 0.0]
     for pair in blocks():
         tops = [max(top, float(np.abs(side).max())) for top, side in zip(tops, pair, strict=True)]
     # Powers of two, so that scaling rounds nothing.
-    scales = [math.frexp(top)[1] for top in tops]
+    scales = (math.frexp(tops[0])[1], math.frexp(tops[1])[1])
     sums: list[list[float]] = [[], [], []]
     for pair in blocks():
-        r, c = (np.ldexp(side, -scale) for side, scale in zip(pair, scales, strict=True))
-        for total, product in zip(sums, (dot(r, r), dot(c, c), dot(r, c)), strict=True):
+        a, b = (np.ldexp(side, -scale) for side, scale in zip(pair, scales, strict=True))
+        for total, product in zip(sums, (dot(a, a), dot(b, b), dot(a, b)), strict=True):
             total.append(product)
-    rr, cc, rc = (math.fsum(total) for total in sums)
-    return rr, cc, rc
+    aa, bb, ab = (math.fsum(total) for total in sums)
+    return (aa, bb, ab), scales
 
 
 def _element(reference: Array, candidate: Array, at: int, atol: float, rtol: float) -> Element:

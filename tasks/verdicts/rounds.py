@@ -46,7 +46,7 @@ __all__ = [
 #: Calls of one chunk at the most, and of the warm-up: samples are kept, and a call may take a microsecond.
 _CALLS = 256
 #: The soft time limit may be passed this many times over, to get at least `min_rounds` of slow calls.
-_PATIENCE = 5
+PATIENCE = 5
 #: A chunk lasts at least this share of what a switch waits for idle threads, or the waiting would be all.
 _CHUNK_OF_REST = 0.25
 
@@ -289,7 +289,7 @@ class _Run:
         enough = len(ratios) >= max(settings.min_rounds, needed(settings.confidence))
         if enough and estimate(ratios, settings.confidence).width <= settings.width:
             return "width"
-        if elapsed >= settings.seconds * (1 if enough else _PATIENCE):
+        if elapsed >= settings.seconds * (1 if enough else PATIENCE):
             return "time"
         return "rounds" if len(self.rounds) >= settings.max_rounds else ""
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 from routetune.tasks.arrays import Array
+from routetune.tasks.verdicts.fused import Kernel, bits_of, kernel_for
 
 #: Elements a block: its buffers stay in cache, and the calls around them cost a tenth of the work.
 BLOCK = 65536
+#: Elements from which on a compiled loop is worth the seconds that compiling takes.
+LARGE = 1 << 24
 #: Elements a dot product: BLAS starts threads of its own above 10000, which would spin beside a measurement.
 _DOT = 8192
 
@@ -29,6 +32,7 @@ class Sums:
     bad_candidate: int = 0
     bad_reference: int = 0
     largest: float = 0.0
+    largest_reference: float = 0.0
     largest_at: int = -1
     excess: float = 0.0
     excess_at: int = -1
@@ -69,14 +73,19 @@ class _Scan:
         self._buffers = [np.empty(length) for _ in range(4)]
         self._flags = np.empty(length, bool)
         self._ones = np.ones(length)
+        self._kernel: Kernel | None = kernel_for(dtype) if len(reference) >= LARGE else None
+        self._fused = np.empty(9)
 
     def add(self, start: int, stop: int) -> None:
         raw_r, raw_c = (side[start:stop] for side in self._pair)
+        if self._kernel is not None and self._by_kernel(self._kernel, raw_r, raw_c):
+            return
         sums = self.sums
         differing = self._differing(start, raw_r, raw_c)
         r = self._as_float64(raw_r, 0)
         rr = dot(r, r)
         if differing == 0 and math.isfinite(rr):
+            self._magnitude(r)
             for name in ("reference", "candidate", "product"):
                 getattr(sums, name).append(rr)
             return
@@ -85,6 +94,7 @@ class _Scan:
         if not (self._exact or (math.isfinite(rr) and math.isfinite(cc))):
             r, c = self._without_non_finite(start, r, c)
             rr, cc = dot(r, r), dot(c, c)
+        self._magnitude(r)
         d = self._buffers[2][: len(r)]
         if self._wide:
             _exact_difference(raw_r, raw_c, d)
@@ -97,6 +107,26 @@ class _Scan:
         sums.absolute.append(dot(d, self._ones[: len(d)]))
         sums.squares.append(dot(d, d))
         self._worst(start, r, d)
+
+    def _by_kernel(self, kernel: Kernel, raw_r: Array, raw_c: Array) -> bool:
+        """Add a block by the compiled loop; says no where the block has a place to be found by numpy."""
+        sums = self.sums
+        if not kernel(bits_of(raw_r), bits_of(raw_c), self._atol, self._rtol, self._fused):
+            return False
+        rr, cc, rc, one, two, top, high, mismatches, differing = self._fused.tolist()
+        farther = mismatches and (sums.excess_at < 0 or top - self._atol > sums.excess)
+        if top > sums.largest or farther or (differing and sums.first_differing < 0):
+            return False
+        sums.reference.append(rr)
+        sums.candidate.append(cc)
+        sums.product.append(rc)
+        if differing:
+            sums.absolute.append(one)
+            sums.squares.append(two)
+        sums.largest_reference = max(sums.largest_reference, high)
+        sums.mismatches += int(mismatches)
+        sums.differing += int(differing)
+        return True
 
     def _differing(self, start: int, raw_r: Array, raw_c: Array) -> int:
         flags = self._flags[: len(raw_r)]
@@ -137,6 +167,11 @@ class _Scan:
                 sums.first_bad_candidate = start + int(bad_c.argmax())
         bad = bad_r | bad_c
         return np.where(bad, 0.0, r), np.where(bad, 0.0, c)
+
+    def _magnitude(self, r: Array) -> None:
+        # Two reductions read the block twice and write nothing, which is cheaper than |r| and one.
+        top = max(float(r.max()), -float(r.min()))
+        self.sums.largest_reference = max(self.sums.largest_reference, top)
 
     def _worst(self, start: int, r: Array, d: Array) -> None:
         sums = self.sums

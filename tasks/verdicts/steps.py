@@ -1,45 +1,20 @@
-"""What the worker does to judge an engine: compare its outputs, time it, duel the finalists."""
+"""What the worker does to time an engine beside the control, and to let the finalists duel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from routetune.tasks.arrays import Array, load_arrays
 from routetune.tasks.engines.base import Runner
 from routetune.tasks.engines.steps import RunError, engine_from, loaded
-from routetune.tasks.verdicts.accuracy import compare_outputs
 from routetune.tasks.verdicts.conditions import watch_for
 from routetune.tasks.verdicts.duel import DuelSettings, duel_load, order_of
 from routetune.tasks.verdicts.rounds import RoundSettings, measure
 from routetune.tasks.verdicts.samplers import Sampler, Serial, Streams
-
-
-def check(
-    backend: str,
-    engine: Mapping[str, Any],
-    path: str,
-    device: str,
-    settings: Mapping[str, Any],
-    sets: Sequence[Mapping[str, str]],
-    atol: float,
-    rtol: float,
-) -> list[dict[str, Any]]:
-    """Losses of all metrics, per input set and output.
-
-    `sets` holds one dict per input set: "name", and the arrays files "inputs" and "outputs".
-    """
-    report = []
-    with loaded(backend, engine_from(path, engine), device, settings) as runner:
-        for one in sets:
-            candidate = _infer(runner, load_arrays(Path(one["inputs"])), one["name"])
-            reference = _reference(one["outputs"])
-            outputs = compare_outputs(reference, candidate, atol=atol, rtol=rtol)
-            report.append({"set": one["name"], "outputs": outputs})
-    return report
 
 
 def time(
@@ -112,15 +87,6 @@ def sampler(
     return Serial(calls[0]) if streams == 1 else stack.enter_context(Streams(calls))
 
 
-def _infer(runner: Runner, inputs: Mapping[str, Array], set_name: str) -> dict[str, Array]:
-    try:
-        return runner.infer(inputs)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise RunError(f"the engine does not run on input set {set_name!r}: {error}") from error
-
-
 def _prepared(runner: Runner, inputs: Mapping[str, Array]) -> Callable[[], None]:
     call = runner.prepare(inputs)
     try:
@@ -130,9 +96,3 @@ def _prepared(runner: Runner, inputs: Mapping[str, Array]) -> Callable[[], None]
     except Exception as error:
         raise RunError(f"the engine does not run on the timing inputs: {error}") from error
     return call
-
-
-@lru_cache(maxsize=8)
-def _reference(path: str) -> dict[str, Array]:
-    # Named by its digest, so the path never means other bytes; kept since every trial reads the same.
-    return load_arrays(Path(path))

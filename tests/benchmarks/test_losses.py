@@ -12,13 +12,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from routetune.tasks.verdicts import scan
 from routetune.tasks.verdicts.conditions import CoreWatch
-from routetune.tasks.verdicts.losses import LOSSES, losses
+from routetune.tasks.verdicts.fused import kernel_for
+from routetune.tasks.verdicts.losses import losses
 from routetune.tasks.verdicts.scan import BLOCK
 
 RESULTS = Path(__file__).parent / "results" / "losses.json"
 COMMAND = "pytest -m benchmark tests/benchmarks/test_losses.py"
-SIDE = 256 << 20  # bytes of each of the two outputs
+SIDE = 512 << 20  # bytes of each of the two outputs: pairs of 1 GiB
 DTYPES: dict[str, Any] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -73,7 +75,7 @@ def one_pass(reference: np.ndarray, candidate: np.ndarray) -> float:
     return seconds(lambda: np.subtract(candidate, reference, out=out))
 
 
-def rows_of(name: str, dtype: Any) -> list[dict[str, Any]]:
+def rows_of(name: str, dtype: Any, by: str) -> list[dict[str, Any]]:
     """Every case of one dtype, as speeds and as ratios to what this machine does in the same minute."""
     reference, candidate = pair(dtype)
     twin = reference.copy()
@@ -90,6 +92,7 @@ def rows_of(name: str, dtype: Any) -> list[dict[str, Any]]:
         rows.append(
             {
                 "dtype": name,
+                "added_up_by": by,
                 "case": case,
                 "seconds": round(taken, 4),
                 "GB_per_s": round(speed / 1e9, 2),
@@ -105,9 +108,11 @@ def beside_five_passes() -> dict[str, float]:
     """Our one pass and the five of numpy on the same outputs, which must agree."""
     reference, candidate = pair(np.float32)
     ours = seconds(lambda: losses(reference, candidate))
-    naive = seconds(lambda: five_passes(reference, candidate), 1)
-    wanted, found = five_passes(reference, candidate), losses(reference, candidate).values
-    for name in LOSSES:  # abs: the rounding of one long dot product of 67 million elements, near cos = 0
+    start = time.perf_counter()
+    wanted = five_passes(reference, candidate)
+    naive = time.perf_counter() - start
+    found = losses(reference, candidate).values
+    for name in wanted:  # abs: the rounding of one long dot product of 67 million elements, near cos = 0
         assert found[name] == pytest.approx(wanted[name], rel=1e-9, abs=1e-12)
     return {
         "seconds": round(naive, 3),
@@ -116,12 +121,35 @@ def beside_five_passes() -> dict[str, float]:
     }
 
 
+def rows_by(by: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """All dtypes, added up by numpy alone or by the compiled loop where a dtype has one."""
+    monkeypatch.setattr(scan, "LARGE", 1 << 62 if by == "numpy" else scan.LARGE)
+    kinds = [(n, d) for n, d in DTYPES.items() if by == "numpy" or kernel_for(np.dtype(d)) is not None]
+    for _, dtype in kinds if by == "numba" else ():  # compiling is told apart
+        small = np.zeros(scan.LARGE, dtype)
+        losses(small, small + np.ones(1, dtype))
+    return [row for name, dtype in kinds for row in rows_of(name, dtype, by)]
+
+
+def compiling() -> float | None:
+    """Seconds that numba takes to be imported and to compile one loop; None where it is not installed."""
+    start = time.perf_counter()
+    kernel = kernel_for(np.dtype(np.float32))
+    if kernel is None:
+        return None
+    kernel(np.zeros(8, np.float32), np.zeros(8, np.float32), 0.0, 0.0, np.zeros(9))
+    return round(time.perf_counter() - start, 2)
+
+
 @pytest.mark.benchmark
-def test_loss_throughput() -> None:
+def test_loss_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_in = compiling()
     watch = CoreWatch()
     before = watch.read()
-    rows = [row for name, dtype in DTYPES.items() for row in rows_of(name, dtype)]
-    five = beside_five_passes()
+    with monkeypatch.context() as patch:
+        rows = rows_by("numpy", patch)
+        five = beside_five_passes()
+    rows += rows_by("numba", monkeypatch)
     others = watch.others(before, watch.read())
     result = {
         "command": COMMAND,
@@ -134,6 +162,7 @@ def test_loss_throughput() -> None:
             "python": platform.python_version(),
             "numpy": np.__version__,
         },
+        "seconds_to_import_numba_and_compile": compiled_in,
         "losses": rows,
         "five_pass_numpy_float32": five,
     }

@@ -159,7 +159,7 @@ def test_a_killed_run_goes_on_where_it_was(
     assert 3 <= len(before) < 16
     second = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
     assert second["counts"]["trials"] == 16
-    assert second["counts"]["from store"] >= len(before)
+    assert second["counts"]["from_store"] >= len(before)
     after = finished(store_folder)
     assert len(after) == len(set(after)) == 16, "each finished trial stands in the record once"
     assert len({run for run, _ in after}) == 1

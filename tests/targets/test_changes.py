@@ -8,7 +8,8 @@ from typing import Any
 
 import onnx
 import pytest
-from routetune.tasks.targets.changes import CANNOT_TELL, COSTS, Change, bound_to, compare, dearest
+from routetune.tasks.targets.binding import bound_to
+from routetune.tasks.targets.changes import CANNOT_TELL, COSTS, Change, compare, dearest
 from routetune.tasks.targets.environment import UNKNOWN, Environment, observe
 from routetune.tasks.targets.inputs import inputs_digest
 from routetune.tasks.targets.model import inspect_model
@@ -50,6 +51,8 @@ def test_names_and_places_do_not_count(tmp_path: Path, relu: onnx.ModelProto, ta
 SECTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"accuracy": {"tolerance": 0.5}}, "target.accuracy.tolerance", "reselect"),
     ({"accuracy": {"metric": "cos"}}, "target.accuracy.metric", "reselect"),
+    ({"accuracy": {"outputs": {"y": {"weight": 2}}}}, "target.accuracy.outputs", "reselect"),
+    ({"reference": {"source": "default-route"}}, "target.reference.source", "recheck"),
     ({"timing": {"min_gain": 0.2}}, "target.timing.min_gain", "reselect"),
     ({"accuracy": {"atol": 1.0}}, "target.accuracy.atol", "recheck"),
     ({"accuracy": {"rtol": 1.0}}, "target.accuracy.rtol", "recheck"),
@@ -72,6 +75,26 @@ def test_what_a_changed_setting_costs(
     [change] = compare(bound(target(relu)), bound(target(relu, **sections)))
     assert (change.field, change.cost) == (field, cost)
     assert dearest([change]) == cost
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "fields"),
+    [
+        ({"metric": "topk"}, {"metric": "reselect", "k": "recheck"}),
+        ({"outputs": {"y": {"atol": 1}}}, {"outputs": "reselect", "bounds": "recheck"}),
+        (
+            {"outputs": {"y": {"metric": "topk", "k": 3}}},
+            {"outputs": "reselect", "k": "recheck", "bounds": "recheck"},
+        ),
+        ({"outputs": {"y": {"k": 3}}}, {"outputs": "reselect"}),  # of no use without top-k
+    ],
+)
+def test_what_the_comparison_depends_on_costs_a_recheck(
+    relu: onnx.ModelProto, target: MakeTarget, accuracy: dict[str, Any], fields: dict[str, str]
+) -> None:
+    changes = compare(bound(target(relu)), bound(target(relu, accuracy=accuracy)))
+    found = {change.field.rpartition(".")[2]: change.cost for change in changes}
+    assert found == fields
 
 
 def test_model_shapes_plugins_and_files_of_inputs(

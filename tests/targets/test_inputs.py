@@ -10,8 +10,9 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
+from routetune.tasks.arrays import arrays_digest
 from routetune.tasks.errors import BadInput
-from routetune.tasks.targets.inputs import InputSet, arrays_digest, input_sets, inputs_digest, timing_set
+from routetune.tasks.targets.inputs import InputSet, input_sets, inputs_digest, timing_set
 from routetune.tasks.targets.model import ModelInfo, inspect_model
 from routetune.tasks.targets.schema import Target
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.indices import IndexRange
-from routetune.tasks.targets.model import SUPPORTED, TensorInfo
+from routetune.tasks.targets.model import NUMPY, SUPPORTED, TensorInfo
 from routetune.tasks.targets.schema import Target, parse_target
 from routetune.tasks.targets.seeding import seeded_array
 
@@ -34,7 +34,8 @@ def test_every_type_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", sorted(SUPPORTED))
 def test_values_by_default(dtype: str) -> None:
     array = draw(dtype)
-    if array.dtype.kind == "f":
+    if "float" in dtype:
+        array = array.astype(np.float64)
         assert -0.3 < array.mean() < 0.3
         assert 0.8 < array.std() < 1.2
     else:
@@ -101,7 +102,7 @@ def test_sets_inputs_and_seeds_have_streams_of_their_own() -> None:
 
 def test_the_same_values_on_every_machine_and_in_every_release() -> None:
     """A change here silently changes what every seeded target is judged on: raise SEMANTICS with it."""
-    drawn = [draw(dtype, (64,), **({} if dtype == "bool" else {"x": [0, 9]})) for dtype in sorted(SUPPORTED)]
+    drawn = [draw(dtype, (64,), **({} if dtype == "bool" else {"x": [0, 9]})) for dtype in sorted(NUMPY)]
     drawn += [draw("float32", (64,)), draw("int64", (64,), IndexRange(99, "t", True, True))]
     digest = hashlib.sha256(
         b"".join(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in drawn)

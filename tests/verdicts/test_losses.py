@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from routetune.tasks.errors import BadInput
+from routetune.tasks.verdicts import scan
 from routetune.tasks.verdicts.losses import LOSSES, losses
 
 FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"]
@@ -28,22 +29,35 @@ def plain(reference: np.ndarray, candidate: np.ndarray, atol: float, rtol: float
     c = [v.item() for v in candidate.reshape(-1)]
     pairs = [(a, b) for a, b in zip(r, c, strict=True) if math.isfinite(a)]
     if not pairs:
-        return dict.fromkeys(LOSSES, math.inf if r else 0.0) | {"l0": 1.0 if r else 0.0}
+        return dict.fromkeys(LOSSES, math.inf if r else 0.0) | dict.fromkeys(
+            ("l0", "exact"), 1.0 if r else 0.0
+        )
+    shares = {"exact": differing_bits(reference, candidate) / len(r)}
     beyond = sum(1 for a, b in pairs if not abs(b - a) <= atol + rtol * abs(a))
     if not all(math.isfinite(b) for _, b in pairs):
-        return dict.fromkeys(LOSSES, math.inf) | {"l0": beyond / len(pairs)}
+        return dict.fromkeys(LOSSES, math.inf) | shares | {"l0": beyond / len(pairs)}
     d = [float(abs(b - a)) for a, b in pairs]
     a, b = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
+    # math.hypot scales by itself, so that no square leaves the range
+    length, error = math.hypot(*a), math.hypot(*d)
+    largest = float(np.max(np.abs(a)))
     a, b = (side / np.max(np.abs(side)) if np.any(side) else side for side in (a, b))
     rr, cc, rc = float(a @ a), float(b @ b), float(a @ b)
     cos = (0.0 if rr == cc else 1.0) if rr == 0 or cc == 0 else 1 - rc / math.sqrt(rr) / math.sqrt(cc)
-    return {
+    return shares | {
+        "rel_l2": (error / length if length else math.inf) if error else 0.0,
+        "rel_lInf": (max(d) / largest if largest else math.inf) if max(d) else 0.0,
         "l0": beyond / len(pairs),
         "l1": sum(d) / len(d),
         "l2": sum(x * x for x in d) / len(d),
         "lInf": max(d),
         "cos": cos,
     }
+
+
+def differing_bits(reference: np.ndarray, candidate: np.ndarray) -> int:
+    bytes_r, bytes_c = (np.frombuffer(x.tobytes(), f"u{x.dtype.itemsize}") for x in (reference, candidate))
+    return int(np.count_nonzero(bytes_r != bytes_c))
 
 
 def assert_same(found: dict[str, float], wanted: dict[str, float]) -> None:
@@ -73,6 +87,16 @@ def pairs(draw: st.DrawFn, name: str) -> tuple[np.ndarray, np.ndarray]:
     return reference, candidate
 
 
+@pytest.fixture(params=[False, True], ids=["numpy", "numba"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both ways to add up: numpy's, and the loop that numba compiles for large outputs."""
+    if request.param:
+        pytest.importorskip("numba")
+        monkeypatch.setattr(scan, "LARGE", 0)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("name", FLOATS + INTEGERS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -88,12 +112,13 @@ def test_every_loss_equals_its_definition(name: str, data: st.DataObject) -> Non
     finite_c = np.array([math.isfinite(v.item()) for v in candidate.reshape(-1)], bool)
     assert found.non_finite_reference == np.count_nonzero(~finite_r)
     assert found.non_finite_candidate == np.count_nonzero(finite_r & ~finite_c)
-    size = reference.dtype.itemsize
-    bytes_r, bytes_c = (np.frombuffer(x.tobytes(), f"u{size}") for x in (reference, candidate))
-    assert found.differing_bits == np.count_nonzero(bytes_r != bytes_c)
+    assert found.differing_bits == differing_bits(reference, candidate)
 
 
-@pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16", "int8", "int32", "int64"])
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    "name", ["float16", "float32", "float64", "bfloat16", "int8", "int32", "int64", "uint16"]
+)
 def test_large_and_strided_outputs_over_many_blocks(name: str) -> None:
     rng = np.random.default_rng(3)
     dtype = dtype_of(name)
@@ -165,6 +190,22 @@ def test_cosine_does_not_depend_on_scale(scale: float, other: float) -> None:
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1.0, 1e200, 1e307])
+def test_relative_losses_do_not_depend_on_scale(scale: float) -> None:
+    reference, candidate = np.array([1.0, 0.0, -1.0, 0.5]), np.array([1.0, 0.25, -1.0, 0.5])
+    found = losses(reference * scale, candidate * scale).values
+    assert found["rel_l2"] == pytest.approx(0.25 / 1.5, rel=1e-6)
+    assert found["rel_lInf"] == pytest.approx(0.25, rel=1e-6)
+
+
+def test_relative_losses_beside_a_reference_of_zeros() -> None:
+    zero, one = np.zeros(3, np.float32), np.array([0, 1, 0], np.float32)
+    for name in ("rel_l2", "rel_lInf"):
+        assert losses(zero, zero).values[name] == 0
+        assert losses(zero, one).values[name] == math.inf
+        assert losses(one, zero).values[name] == 1
+
+
 def test_overflowing_differences_are_infinite_not_nan() -> None:
     found = losses(np.array([1.7e308, 1.0]), np.array([-1.7e308, 1.0]))
     assert found.values["lInf"] == math.inf and found.values["l2"] == math.inf
@@ -174,7 +215,8 @@ def test_overflowing_differences_are_infinite_not_nan() -> None:
 
 def test_signed_zero_differs_in_bits_only() -> None:
     found = losses(np.array([0.0, 1.0], np.float32), np.array([-0.0, 1.0], np.float32))
-    assert found.differing_bits == 1 and set(found.values.values()) == {0.0}
+    assert found.differing_bits == 1
+    assert found.values == dict.fromkeys(LOSSES, 0.0) | {"exact": 0.5}
     assert found.worst is not None and found.worst.index == (0,)
 
 
@@ -184,7 +226,7 @@ def test_non_finite_elements_are_counted_by_whose_they_are() -> None:
     candidate = np.array([nan, inf, inf, nan, inf, 0.0, 3.0], np.float32)
     found = losses(reference, candidate)
     assert (found.non_finite_reference, found.non_finite_candidate, found.compared) == (4, 2, 3)
-    assert found.values == {"l0": 2 / 3, "l1": inf, "l2": inf, "lInf": inf, "cos": inf}
+    assert found.values == dict.fromkeys(LOSSES, inf) | {"l0": 2 / 3, "exact": 4 / 7}
     assert found.worst is not None and found.worst.index == (3,)
     assert found.bad_reference is not None and found.bad_reference.index == (0,)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.engines.feeding import checked_inputs
 from routetune.tasks.engines.onnxruntime.denormals import FlushingMode, flushing
-from routetune.tasks.engines.onnxruntime.tensors import Element, element_of
+from routetune.tasks.engines.onnxruntime.tensors import Element, Unwritten, element_of
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -55,6 +55,7 @@ class SessionRunner:
         Raises:
             BadInput: an input is missing, unknown, or of another type than the model's.
             Closed: after `close`.
+            Unwritten: a kernel left out part of a boolean output; other types have a sentinel that shows.
             Exception: the library's own, when the run fails.
         """
         fed = self._checked(inputs)
@@ -62,6 +63,8 @@ class SessionRunner:
         if shapes is not None:
             try:
                 return self._run(fed, shapes)
+            except Unwritten:
+                raise
             except Exception:
                 # Either the shapes depend on values after all, or the run fails whatever the buffers.
                 outputs = self._run(fed, None)

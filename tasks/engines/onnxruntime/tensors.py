@@ -17,6 +17,11 @@ Array = np.ndarray[Any, Any]
 #: Fills buffers of types that have no NaN: unlikely as a whole tensor, though one value of it may be right.
 SENTINEL_BYTE = 0xA5
 
+
+class Unwritten(RuntimeError):
+    """A kernel left part of an output as it was before, where no value of the type could show it."""
+
+
 #: The library's name of a type -> its number in ONNX, and its NumPy dtype.
 _TYPES: dict[str, tuple[int, Any]] = {
     "float": (1, np.float32),
@@ -59,15 +64,13 @@ class Element:
     def sentinel(self, shape: Sequence[int]) -> Array:
         """Memory for an output of this shape, filled so that a value nobody wrote can be told.
 
-        Floats are NaN, integers have 0xA5 in each byte; booleans are true, as no third value exists.
+        Floats are NaN; all else has 0xA5 in each byte, which is no boolean: `unpacked` refuses it there.
         """
         if self.halves:
             return np.full(self._bytes(shape), SENTINEL_BYTE, np.uint8)
         buffer = np.empty(shape, self.dtype)
-        if self.dtype.kind in "iu":
+        if self.dtype.kind in "iub":
             buffer.reshape(-1).view(np.uint8).fill(SENTINEL_BYTE)
-        elif self.dtype.kind == "b":
-            buffer.fill(True)
         else:
             buffer.fill(np.nan)
         return buffer
@@ -82,7 +85,13 @@ class Element:
         return packed
 
     def unpacked(self, buffer: Array, shape: Sequence[int]) -> Array:
-        """What the library left in memory as an array of this shape."""
+        """What the library left in memory as an array of this shape.
+
+        Raises:
+            Unwritten: a boolean is neither true nor false.
+        """
+        if self.dtype.kind == "b" and (left := int(np.count_nonzero(buffer.view(np.uint8) > 1))):
+            raise Unwritten(f"{left} of {buffer.size} booleans of an output were never written")
         if not self.halves:
             return buffer
         digits = np.stack([buffer & 0xF, buffer >> 4], axis=-1).reshape(-1)[: prod(shape)]

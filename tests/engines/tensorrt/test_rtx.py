@@ -346,12 +346,13 @@ def test_builds_are_kept_in_the_store(in_rtx: Script, tmp_path: Path) -> None:
     found = in_rtx(
         """
         import json
+        from pathlib import Path
         from routetune.tasks.bench import open_bench
         from routetune.tasks.build import build
         from routetune.tasks.store import open_store
         from routetune.tasks.subject import open_subject
         subject, store = open_subject("mlp.toml"), open_store("store")
-        with open_bench(subject, store) as bench:
+        with open_bench(Path("mlp.toml"), store) as bench:
             routes = [bench.database.route({"+tf32": value}) for value in ("on", "off", "off")]
             trials = [build(bench, route) for route in routes]
         print(json.dumps({
