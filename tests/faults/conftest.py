@@ -24,7 +24,9 @@ algorithm = "{algorithm}"
 trial_seconds = {trial_seconds}
 [timing]
 seconds = 0.1
-loads = 6
+loads = 1
+finalists = 1
+confidence = 0.5
 """
 
 

@@ -35,7 +35,9 @@ routes = [{routes}]
 algorithm = "full"
 [timing]
 seconds = 0.1
-loads = 6
+loads = 1
+finalists = 2
+confidence = 0.8
 """
 
 
@@ -106,6 +108,7 @@ def known(target: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_engines_that_do_no_work_never_win_under_a_tolerance(write: Callable[..., Path], tune: Tune) -> None:
     rule = '[accuracy]\nmetric = "lInf"\ntolerance = 0.5'
     target = write(rule, "+lazy=[no|empty|skips|table]", model=heavy(), backend=LAZY)
@@ -121,6 +124,7 @@ def test_engines_that_do_no_work_never_win_under_a_tolerance(write: Callable[...
     assert "as if it did no work, and on fresh inputs output 'y'" in why
 
 
+@pytest.mark.slow
 def test_a_speed_that_is_true_wins_and_says_that_it_was_doubted(
     write: Callable[..., Path], tune: Tune
 ) -> None:
@@ -131,6 +135,7 @@ def test_a_speed_that_is_true_wins_and_says_that_it_was_doubted(
     assert "checked on inputs that it cannot know, and passed" in doubt
 
 
+@pytest.mark.slow
 def test_the_empty_engine_may_win_where_the_check_is_off_and_the_report_says_what_that_means(
     write: Callable[..., Path], tune: Tune, routetune: Any
 ) -> None:
@@ -145,6 +150,7 @@ def test_the_empty_engine_may_win_where_the_check_is_off_and_the_report_says_wha
     assert shown.count("beware") == 3 and "the accuracy check is off" in shown
 
 
+@pytest.mark.slow
 def test_e39_what_is_published_is_what_was_checked_and_timed(
     write: Callable[..., Path], tune: Tune, store_folder: Path
 ) -> None:
@@ -213,6 +219,7 @@ def test_the_drop_in_task_accuracy_is_the_constraint(write: Callable[..., Path],
     assert "over 32 rows" in summary["accuracy"]["verdict"]
 
 
+@pytest.mark.slow
 def test_references_of_the_default_engine_and_of_files(
     write: Callable[..., Path], tune: Tune, tmp_path: Path
 ) -> None:
@@ -242,6 +249,7 @@ def random_beside(op: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@pytest.mark.slow
 def test_an_output_of_chance_is_named_and_can_be_left_out(write: Callable[..., Path], tune: Tune) -> None:
     model = random_beside("RandomNormalLike")
     told = tune(write("", "-enable_mem_pattern=[on|off]", model=model), code=2)["error"]

@@ -84,11 +84,11 @@ def test_injected_ends_of_the_worker(
 
 
 def test_a_model_that_cannot_run_is_one_error_not_many(
-    write_target: Callable[..., Path], routetune: Any
+    write_target: Callable[..., Path], routetune: Any, prefect_url: str
 ) -> None:
     model = faulty_models.never_ends()
     target = write_target(model, ["-enable_mem_pattern=[on|off] -enable_mem_reuse=[on|off]"], trial_seconds=3)
-    process = routetune("tune", target)
+    process = routetune("tune", target, PREFECT_API_URL=prefect_url)
     assert process.returncode == 2, process.stderr
     assert "reference" in process.stderr and "did not end within 3 s" in process.stderr
     assert "Traceback" not in process.stderr
@@ -128,6 +128,7 @@ def test_names_and_working_directories_do_not_matter(
     assert there["engine_digest"] == here["engine_digest"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_breaks_stops_the_run_and_blames_no_route(
     write_target: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path, tmp_path: Path
 ) -> None:

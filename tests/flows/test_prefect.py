@@ -25,7 +25,9 @@ routes = ["-enable_mem_pattern=[on|off] -MatMulAddFusion=[on|off]"]
 algorithm = "full"
 [timing]
 seconds = 0.05
-loads = 6
+loads = 1
+finalists = 1
+confidence = 0.5
 """
 
 

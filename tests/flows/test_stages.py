@@ -40,7 +40,9 @@ algorithm = "full"
 trial_seconds = {trial_seconds}
 [timing]
 seconds = 0.05
-loads = 6
+loads = 1
+finalists = 1
+confidence = 0.5
 [accuracy]
 metric = "lInf"
 tolerance = {tolerance}

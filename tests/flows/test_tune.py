@@ -36,7 +36,9 @@ algorithm = "{algorithm}"
 [timing]
 seconds = {seconds}
 width = 0.001
-loads = 6
+loads = 1
+finalists = 1
+confidence = 0.5
 """
 
 ROUTES = "-graph_optimization_level=[disabled|all] -session.disable_prepacking=[0|1]"

@@ -27,7 +27,9 @@ algorithm = "fast"
 trials = 3
 [timing]
 seconds = 0.05
-loads = 6
+loads = 1
+finalists = 1
+confidence = 0.5
 """
 
 LOG = [
@@ -61,6 +63,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_another_tool_found_is_tried_first_and_comes_out_again(
     routetune: Command, target: Path, log: Path
 ) -> None:
