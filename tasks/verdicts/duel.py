@@ -27,7 +27,8 @@ class DuelSettings:
         seconds: the time for all engines of the load together, warm-up left aside.
         chunk_seconds: calls of one engine in a row last about this long; shorter ones measure the switch.
         turns: times that each engine gets its turn at the most; even, so that the order can be reversed half
-            the time. Fewer, but at least two, where switches would take more than half of the time.
+            the time. Fewer where switches would take more than half of the time; two if they fit into it at
+            all, else one.
         interference: share of the usable cores that others may use during the load.
         streams: inferences in flight; above 1 a sample is the mean time per inference of a whole chunk.
     """
@@ -140,15 +141,15 @@ def _plan(
     samplers: Mapping[str, Sampler], settings: DuelSettings, turns: Turns
 ) -> tuple[int, dict[str, int]]:
     """How many turns each engine gets, and how many calls make its chunk; warms all of them up."""
-    each, waited = {}, 0.0
+    each = {}
     for name, sampler in samplers.items():
         each[name] = min(sampler.sample(5))
         turns.learn(sampler, each[name])
-    for sampler in samplers.values():
-        turns.switch(sampler)
-        waited += turns.resting
-    fit = settings.seconds / 2 / waited if waited else settings.turns
-    times = int(min(max(2 * (fit // 2), 2), settings.turns))
-    chunk = max(settings.chunk_seconds, waited / len(samplers) / 4)
+    turns.switch(next(iter(samplers.values())))
+    waiting = turns.resting * len(samplers)  # of one turn of each
+    fit = settings.seconds / 2 / waiting if waiting else settings.turns
+    # One turn cancels no drift within the load; the loads, whose order turns round, still do.
+    times = 1 if 2 * waiting > settings.seconds else int(min(max(2 * (fit // 2), 2), settings.turns))
+    chunk = max(settings.chunk_seconds, turns.resting / 4)
     seconds = min(chunk, settings.seconds / (times * len(samplers)))
     return times, {name: max(2, round(seconds * 1e9 / ns)) for name, ns in each.items()}

@@ -25,7 +25,7 @@ WARM_SECONDS = 0.002
 #: Calls longer than this are not warmed up: what the first milliseconds cost does not show in them.
 LONG_SECONDS = 0.02
 #: How long to wait for the threads of an idle engine to rest. ONNX Runtime's spin for about 0.12 s.
-REST_SECONDS = 0.5
+REST_SECONDS = 0.25
 #: Inferences of each stream that one throughput sample holds at the least.
 _EACH = 4
 

@@ -79,8 +79,21 @@ def test_the_order_turns_round_and_every_switch_is_warmed_up() -> None:
     machine = Machine()
     fought(machine, turns=2, seconds=0.02)
     # Five calls of each to see what they take; two or three after each switch; chunks of 6 and 5 calls.
-    sizing, first, turns = "aaaaaccccc", "aaacc", "aaa aaaaaa cc ccccc ccccc aaa aaaaaa"
+    sizing, first, turns = "aaaaaccccc", "aaa", "aaaaaa cc ccccc ccccc aaa aaaaaa"
     assert machine.calls == sizing + first + turns.replace(" ", "")
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(4.0, 6), (1.0, 2), (0.5, 2), (0.2, 1)])
+def test_dear_switches_leave_fewer_turns(seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+
+    def spun() -> None:
+        machine.now += 120 * MS
+
+    monkeypatch.setattr("routetune.tasks.verdicts.samplers.rested", spun)
+    load = fought(machine, seconds=seconds)
+    chunk = min(0.03, seconds / (2 * turns))  # a quarter of the waiting
+    assert len(load["samples"][CONTROL]) == turns * round(chunk * 1000)
 
 
 def test_a_load_under_interference_says_so() -> None:
