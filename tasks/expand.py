@@ -15,7 +15,7 @@ from routetune.tasks.store.records import row
 from routetune.tasks.trial import Trial
 
 #: Work per batch, seconds: long enough that the cost of a Prefect task per stage is lost in it.
-BATCH_SECONDS = 2.0
+BATCH_SECONDS = 4.0
 MAX_BATCH = 32
 #: Routes of other tools that are tried ahead of the search.
 MAX_PRIORS = 10
