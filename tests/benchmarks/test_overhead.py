@@ -1,8 +1,8 @@
 """What routetune costs around the work: a flow with a server running, beside a process per route.
 
-Both sides run the same steps with the same arguments, recorded from the flow; the work is the time inside the
-steps, and everything else is overhead. Timing is allowed 0.1 s and 1 s a trial; a trial of 0.1 s takes longer, since
-the control's idle threads must come to rest before the candidate is timed.
+Both sides run the same steps with the same arguments, recorded from the flow; the work is the time
+inside the steps, and everything else is overhead. Timing is allowed 0.1 s and 1 s a trial. One of 0.1 s
+takes longer: the control's idle threads must come to rest before the candidate is timed.
 """
 
 from __future__ import annotations
