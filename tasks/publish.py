@@ -15,6 +15,7 @@ from routetune.tasks.select import CONTROL, Selection
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication
 from routetune.tasks.targets.environment import conditions
+from routetune.tasks.trial import Trial
 
 
 @stage("publish", of="winner")
@@ -35,7 +36,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
     """What a reader of the publication needs to load, judge and reproduce it; plain JSON."""
     subject, winner, decision = bench.subject, selection.winner, selection.decision
     assert winner.engine is not None
-    accuracy, timing = subject.target.accuracy, subject.target.timing
+    timing = subject.target.timing
     trials = list(bench.trials.values())
     return {
         "routetune": version("routetune"),
@@ -48,14 +49,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
         "route": str(winner.route),
         "options": winner.engine["options"],
         "identity": winner.engine["identity"],
-        "accuracy": {
-            "metric": accuracy.metric,
-            "tolerance": number(accuracy.tolerance),
-            "loss": number(winner.loss if winner.loss is not None else float("nan")),
-            "verdict": winner.verdict,
-            "losses": winner.losses,
-            "warnings": warnings_about(bench, winner),
-        },
+        "accuracy": _accuracy_of(bench, winner),
         "speed": speed_of(selection),
         "decision": {
             "kind": decision.kind,
@@ -72,6 +66,18 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
         "excluded": [trial_summary(trial) for trial in trials if trial.abandoned or not trial.eligible],
         "aliases": sum(trial.alias_of is not None for trial in trials),
         "reproduce": reproduce(bench, winner.route.as_dict()),
+    }
+
+
+def _accuracy_of(bench: Bench, winner: Trial) -> dict[str, Any]:
+    accuracy = bench.subject.target.accuracy
+    return {
+        "metric": accuracy.metric,
+        "tolerance": number(accuracy.tolerance),
+        "loss": number(winner.loss if winner.loss is not None else float("nan")),
+        "verdict": winner.verdict,
+        "losses": winner.losses,
+        "warnings": warnings_about(bench, winner),
     }
 
 
