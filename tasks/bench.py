@@ -22,7 +22,8 @@ from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.store.locks import BusyDevice, device_lock, making
 from routetune.tasks.store.runs import Run
-from routetune.tasks.subject import Subject, open_subject
+from routetune.tasks.subject import Subject, open_subject, resolve
+from routetune.tasks.targets.schema import Target, load_target
 from routetune.tasks.trial import REPRODUCIBLE, Failure, Outcome, Trial
 
 #: Errors of a step that are the route's own; any other exception is the machine's, and not kept.
@@ -225,8 +226,9 @@ def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Benc
         RunInProgress: another process is tuning the same.
     """
     with ExitStack() as stack:
-        stack.enter_context(_device(open_subject(path)))
-        subject = open_subject(path)  # as it is now that the device is free
+        target = load_target(path)
+        stack.enter_context(_device(target, resolve(target)[1]))
+        subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
         run = stack.enter_context(store.runs.open(subject.target.name, subject.bound_to))
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)
@@ -245,19 +247,18 @@ def _remove_leftovers(scratch: Path) -> None:
 
 
 @contextmanager
-def _device(subject: Subject) -> Iterator[None]:
+def _device(target: Target, device: str) -> Iterator[None]:
     """The device, alone where the target asks for that: "wait" for it, "require" it, or "warn" and go on."""
-    rule = subject.target.timing.exclusive
-    what = f"tuning {subject.target.name}"
+    rule, what = target.timing.exclusive, f"tuning {target.name}"
     with ExitStack() as stack:
         try:
-            stack.enter_context(device_lock(subject.device, wait=False, what=what))
+            stack.enter_context(device_lock(device, wait=False, what=what))
         except BusyDevice as busy:
             if rule == "require":
                 raise
             if rule == "wait":
                 warnings.warn(f"{busy}; waiting for it, as the target says", stacklevel=2)
-                stack.enter_context(device_lock(subject.device, what=what))
+                stack.enter_context(device_lock(device, what=what))
             else:
                 warnings.warn(f"{busy}; measuring beside it, as the target says", stacklevel=2)
         yield

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from routetune.tasks.bench import _device
 from routetune.tasks.store.locks import BusyDevice
-from routetune.tasks.subject import Subject, open_subject
+from routetune.tasks.targets.schema import load_target
 
 from tests.flows.test_stages import HEAD, adding
 
@@ -33,7 +34,7 @@ def neighbour() -> Iterator[None]:
         yield
 
 
-def subject(folder: Path, rule: str) -> Subject:
+def device(folder: Path, rule: str) -> AbstractContextManager[None]:
     import onnx
 
     onnx.save(adding(), folder / "m.onnx")
@@ -45,20 +46,20 @@ def subject(folder: Path, rule: str) -> Subject:
         "routes": ["-enable_mem_pattern=[on|off]"],
     }
     path.write_text(HEAD.format(**fields).replace("[timing]", f'[timing]\nexclusive = "{rule}"'))
-    return open_subject(path)
+    return _device(load_target(path), "cpu")
 
 
 def test_require_refuses_and_names_the_holder(neighbour: None, tmp_path: Path) -> None:
-    with pytest.raises(BusyDevice, match="tuning another"), _device(subject(tmp_path, "require")):
+    with pytest.raises(BusyDevice, match="tuning another"), device(tmp_path, "require"):
         pass
 
 
 def test_warn_goes_on_beside_it(neighbour: None, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="measuring beside it"), _device(subject(tmp_path, "warn")):
+    with pytest.warns(UserWarning, match="measuring beside it"), device(tmp_path, "warn"):
         pass
 
 
 def test_wait_says_so_and_waits(neighbour: None, tmp_path: Path) -> None:
     started = time.monotonic()
-    with pytest.warns(UserWarning, match="waiting for it"), _device(subject(tmp_path, "wait")):
+    with pytest.warns(UserWarning, match="waiting for it"), device(tmp_path, "wait"):
         assert time.monotonic() - started > 0.5
