@@ -32,8 +32,8 @@ KNOBS_AS_ARGUMENTS = {"ignore_unknown_options": True}
 
 
 def answer(found: dict[str, Any], as_json: bool, table: str) -> None:
-    """Print an answer: as JSON, or by `table`, a function of `tasks/report/tables.py`, or "module:function" of
-    another module of `tasks/report`.
+    """Print an answer: as JSON, or by `table`, a function of `tasks/report/tables.py`, or "module:function"
+    of another module of `tasks/report`.
 
     By name, since tables import a library that takes longer to load than most answers take to find.
     """
