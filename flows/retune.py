@@ -46,7 +46,7 @@ def retune(
     night = open_night(places, open_store(store and Path(store)), seconds, device_seconds, force)
     _side_by_side(night, night.queues())
     report = night.report()
-    _leave_artifact(report)
+    _leave_artifact(report, "-".join(place.absolute().name for place in places))
     return report
 
 
@@ -67,9 +67,10 @@ def _one_by_one(night: Night, queue: list[Freshness]) -> None:
         night.work(state, lambda one, patience: tune(one.path, str(night.store.root), patience=patience))
 
 
-def _leave_artifact(report: dict[str, Any]) -> None:
+def _leave_artifact(report: dict[str, Any], name: str) -> None:
     """Show the report in Prefect; a server that is gone by now takes nothing back that is published."""
+    key = f"retune-{''.join(c if c.isascii() and c.isalnum() else '-' for c in name.lower())}"
     try:
-        create_markdown_artifact(markdown(report), key="retune", description="What a retune found and did")
+        create_markdown_artifact(markdown(report), key=key, description="What a retune found and did")
     except Exception as error:
         warnings.warn(f"the artifact of the run could not be left with Prefect: {error}", stacklevel=2)
