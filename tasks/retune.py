@@ -49,7 +49,7 @@ class Night:
     device_seconds: float | None = None
     todo: list[Freshness] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)  # the look counts
 
     @property
     def device_seconds_used(self) -> float:
@@ -163,7 +163,9 @@ def open_night(
     for name, budget in (("seconds", seconds), ("device_seconds", device_seconds)):
         if budget is not None and not budget > 0:
             raise BadInput(f"retune: {name} must be above 0, found {budget}")
-    night = Night(store, look_at(find_targets(places), store), seconds, device_seconds)
+    started = time.monotonic()
+    states = look_at(find_targets(places), store)
+    night = Night(store, states, seconds, device_seconds, started=started)
     now = datetime.now(UTC)
     for state in sorted(night.states, key=urgency):
         rest = None if force else rests_until(state)

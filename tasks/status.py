@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -197,12 +198,17 @@ def find_targets(places: list[Path]) -> list[Path]:
     return found
 
 
+#: A line that begins a table; only keys before the first one are the file's own.
+_TABLE = re.compile(rb"^\s*\[", re.MULTILINE)
+_OURS = re.compile(rb"^(schema|model)\s*=", re.MULTILINE)
+
+
 def _may_be_target(path: Path) -> bool:
     """False where the file is TOML and has neither a schema nor a model: then it is some other tool's."""
     try:
         text = path.read_bytes()
-        if b"schema" not in text and b"model" not in text:
-            return False
+        if _OURS.search(_TABLE.split(text, maxsplit=1)[0]):
+            return True
         data = tomllib.loads(text.decode())
     except (OSError, ValueError, RecursionError):
         return True  # `load_target` says what is wrong with it

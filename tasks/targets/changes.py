@@ -102,7 +102,7 @@ def _differences(path: tuple[str, ...], old: Any, new: Any) -> Iterator[tuple[tu
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted(old.keys() | new.keys()):
             yield from _differences((*path, key), old.get(key), new.get(key))
-    elif canonical.dumps(old) != canonical.dumps(new):
+    elif not (type(old) is type(new) is str and old == new) and canonical.dumps(old) != canonical.dumps(new):
         yield path, old, new
 
 
