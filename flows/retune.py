@@ -58,8 +58,12 @@ def _side_by_side(night: Night, queues: list[list[Freshness]]) -> None:
         return
     with ThreadPoolExecutor(len(queues)) as threads:
         begun = [threads.submit(copy_context().run, _one_by_one, night, queue) for queue in queues]
-    for one in begun:
-        one.result()
+        try:
+            for one in begun:
+                one.result()
+        except BaseException:
+            night.stopped = True  # by Ctrl-C or a cancellation: what was begun is finished, and nothing more
+            raise
 
 
 def _one_by_one(night: Night, queue: list[Freshness]) -> None:

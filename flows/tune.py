@@ -66,7 +66,7 @@ def tune(
         selection = select_winner(bench, list(bench.trials.values()))
         publication = publish_winner(bench, selection)
         summary = run_summary(bench, publication, search.ended)
-        bench.finish({"generation": publication.reference.generation, **summary["counts"]})
+        bench.finish({"generation": publication.reference.generation})
     _leave_artifacts(summary)
     return summary
 

@@ -41,6 +41,7 @@ class Night:
             devices were held, added up over all of them.
         todo: the targets to tune, worst first.
         results: one dict for each target that is done with, as plain JSON, in the order they ended.
+        stopped: begin nothing more.
     """
 
     store: Store
@@ -50,6 +51,7 @@ class Night:
     todo: list[Freshness] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)  # the look counts
+    stopped: bool = False
 
     @property
     def device_seconds_used(self) -> float:
@@ -104,6 +106,8 @@ class Night:
 
     def _at_end(self) -> str:
         """Why no other target is begun, or ""."""
+        if self.stopped:
+            return "the night was stopped"
         if self.seconds is not None and time.monotonic() - self.started >= self.seconds:
             return f"the night's budget of {self.seconds:g} seconds is used up"
         if self.device_seconds is not None and self.device_seconds_used >= self.device_seconds:

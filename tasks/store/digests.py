@@ -60,8 +60,8 @@ class Digests:
         return value
 
     def save(self) -> None:
-        """Put what was learnt on the disk; a store that is missing or cannot be written to stays as it is."""
-        if not self._new or not self.root.is_dir():
+        """Put what was learnt on the disk; what is no store, or cannot be written to, stays as it is."""
+        if not self._new or not (self.root / "store.json").is_file():
             return
         kept = {name: known for name, known in self._known.items() if self._is_there(known)}
         content = {"schema": SCHEMA, "code": self._code, "known": kept}

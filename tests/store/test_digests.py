@@ -133,7 +133,10 @@ def test_files_that_are_gone_are_forgotten(store: Store, files: list[Path], tmp_
 
 
 def test_looking_makes_no_store(files: list[Path], tmp_path: Path) -> None:
-    memo = Digests(tmp_path / "nowhere")
-    memo("digest", files[0], lambda: ("x", files))
-    memo.save()
+    (tmp_path / "no store").mkdir()
+    for name in ("nowhere", "no store"):
+        memo = Digests(tmp_path / name)
+        memo("digest", files[0], lambda: ("x", files))
+        memo.save()
     assert not (tmp_path / "nowhere").exists()
+    assert not list((tmp_path / "no store").iterdir())
