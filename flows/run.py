@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,37 @@ def run_tune(
     target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
+    with _prefect(quiet):
+        from routetune.flows.tune import tune
+
+        report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
+    return report
+
+
+def run_retune(
+    targets: list[Path],
+    store: Path,
+    seconds: float | None = None,
+    device_seconds: float | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Run the flow `retune` here and now, as `run_tune`."""
+    with _prefect(quiet):
+        from routetune.flows.retune import retune
+
+        places = [str(target.absolute()) for target in targets]
+        report: dict[str, Any] = retune(places, str(store), seconds, device_seconds, force)
+    return report
+
+
+@contextmanager
+def _prefect(quiet: bool) -> Iterator[None]:
+    """Prefect set up for a flow in this process, with a progress bar where there is a terminal."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     _check_server()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-    from routetune.flows.tune import tune
     from routetune.tasks.report.progress import listening
 
     with ExitStack() as stack:
@@ -42,8 +69,7 @@ def run_tune(
             stack.enter_context(listening(stack.enter_context(closing(Bar()))))
         # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
-        report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
-    return report
+        yield
 
 
 def _check_server() -> None:

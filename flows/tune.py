@@ -16,6 +16,7 @@ from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
 from routetune.tasks.report.summary import markdown, published_summary, run_summary
+from routetune.tasks.reselect import recorded_routes
 from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness, freshness_of
 from routetune.tasks.store import open_store
@@ -28,26 +29,36 @@ def _name() -> str:
 
 
 @flow(name="tune", flow_run_name=_name, persist_result=False, validate_parameters=False)
-def tune(target: str, store: str | None = None, force: bool = False, refresh: bool = False) -> dict[str, Any]:
+def tune(
+    target: str,
+    store: str | None = None,
+    force: bool = False,
+    refresh: bool = False,
+    patience: float | None = None,
+) -> dict[str, Any]:
     """Tune one target and publish the winner; what is fresh is left alone.
+
+    Where only a tolerance or the like moved, what is known is judged anew, and nothing is built.
 
     Args:
         target: path of the target file.
         store: folder of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
         force: tune although what is published is fresh.
         refresh: answer no step from the store; implies force.
+        patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
 
     Returns: the run's summary as plain JSON; see docs/publications.md.
     """
     opened, anew = open_store(store and Path(store)), force or refresh
     if not anew and (state := freshness(Path(target), opened)).state == "fresh":
         return published_summary(state)
-    with open_bench(Path(target), opened, refresh) as bench:
+    with open_bench(Path(target), opened, refresh, patience) as bench:
         # Again, now that the device is ours: whoever had it may have tuned the same.
-        if not anew and (state := freshness_of(bench.subject, opened)).state == "fresh":
+        state = freshness_of(bench.subject, opened)
+        if state.state == "fresh" and not anew:
             return published_summary(state)
         make_references(bench, input_sets(bench.subject.target, bench.subject.model))
-        search = open_campaign(bench)
+        search = open_campaign(bench, None if anew else recorded_routes(bench, state))
         while routes := search.ask():
             trials = build_engines(bench, routes)
             trials = check_accuracy(bench, trials)

@@ -15,7 +15,7 @@ from routetune.tasks import canonical
 from routetune.tasks.engines.attempts import Attempts
 from routetune.tasks.engines.base import open_backend
 from routetune.tasks.engines.worker import StepFailed, Worker
-from routetune.tasks.errors import EnvironmentBroken
+from routetune.tasks.errors import EnvironmentBroken, RoutetuneError
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.store import Store
 from routetune.tasks.store.blobs import Missing
@@ -218,17 +218,24 @@ def failure_from(value: dict[str, Any]) -> Failure | None:
 
 
 @contextmanager
-def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Bench]:
+def open_bench(
+    path: Path, store: Store, refresh: bool = False, patience: float | None = None
+) -> Iterator[Bench]:
     """A bench for the target file at `path`, with a locked device and a worker, both given back at the end.
 
+    Args:
+        patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
+
     Raises:
+        RoutetuneError: the environment cannot be read, so that no result could be bound to it.
         BusyDevice: the device is in use and the target requires to have it alone.
         RunInProgress: another process is tuning the same.
     """
     with ExitStack() as stack:
         target = load_target(path)
-        stack.enter_context(_device(target, resolve(target)[1]))
+        stack.enter_context(_device(target, resolve(target)[1], patience))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
+        _refuse_unknown(subject)
         run = stack.enter_context(store.runs.open(subject.target.name, subject.bound_to))
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)
@@ -239,6 +246,14 @@ def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Benc
         yield Bench(subject, store, run, database, Attempts(worker), folder, refresh)
 
 
+def _refuse_unknown(subject: Subject) -> None:
+    if unknown := subject.environment.cannot_tell:
+        raise RoutetuneError(
+            f"target {subject.target.name!r}: cannot read {', '.join(unknown)} of the device; nothing is "
+            "built or reused until it can be: 'routetune doctor' says what is missing"
+        )
+
+
 def _remove_leftovers(scratch: Path) -> None:
     """Delete what killed runs left a day ago or longer; a live run touches its folder at every step."""
     for left in scratch.iterdir():
@@ -247,7 +262,7 @@ def _remove_leftovers(scratch: Path) -> None:
 
 
 @contextmanager
-def _device(target: Target, device: str) -> Iterator[None]:
+def _device(target: Target, device: str, patience: float | None = None) -> Iterator[None]:
     """The device, alone where the target asks for that: "wait" for it, "require" it, or "warn" and go on."""
     rule, what = target.timing.exclusive, f"tuning {target.name}"
     with ExitStack() as stack:
@@ -258,7 +273,7 @@ def _device(target: Target, device: str) -> Iterator[None]:
                 raise
             if rule == "wait":
                 warnings.warn(f"{busy}; waiting for it, as the target says", stacklevel=2)
-                stack.enter_context(device_lock(device, what=what))
+                stack.enter_context(device_lock(device, timeout=patience, what=what))
             else:
                 warnings.warn(f"{busy}; measuring beside it, as the target says", stacklevel=2)
         yield

@@ -31,6 +31,12 @@ def build(bench: Bench, route: Route) -> Trial:
     return trial_of(route, answer)
 
 
+def is_kept(bench: Bench, route: Route) -> bool:
+    """Whether the store has what became of the build, with all its bytes; they are not read."""
+    entry = bench.store.entries.get(_key(bench, route))
+    return entry is not None and all(bench.store.blobs.has(blob) for blob in entry.blobs)
+
+
 def trial_of(route: Route, answer: Answer) -> Trial:
     return Trial(
         route,

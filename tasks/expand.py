@@ -11,6 +11,7 @@ from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace, open_space
 from routetune.tasks.search import open_search
 from routetune.tasks.search.base import Strategy
+from routetune.tasks.search.recorded import Recorded
 from routetune.tasks.store.records import row
 from routetune.tasks.trial import Trial
 
@@ -105,12 +106,14 @@ class Campaign:
         )
 
 
-def open_campaign(bench: Bench) -> Campaign:
-    """The search that the target asks for.
+def open_campaign(bench: Bench, recorded: Sequence[Route] | None = None) -> Campaign:
+    """The search that the target asks for; or only the `recorded` routes, to choose among them anew.
 
     Raises:
         BadInput: an expression or an exclude rule is refused; the message says which token and why.
     """
+    if recorded is not None:
+        return Campaign(bench, Recorded(recorded))
     search = bench.subject.target.search
     space = open_space(search.routes, bench.database, search.exclude)
     return Campaign(bench, open_search(search.algorithm, space, seed=search.seed), prior_routes(bench, space))

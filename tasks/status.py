@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from routetune.tasks import canonical
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import Store
+from routetune.tasks.store.digests import Digests
 from routetune.tasks.store.manifests import BadPublication, Publication
-from routetune.tasks.store.runs import FAILED
+from routetune.tasks.store.runs import FAILED, RunRecord
 from routetune.tasks.subject import Subject, open_subject
 from routetune.tasks.targets.changes import Change, compare, dearest
+from routetune.tasks.targets.memo import Memo, no_memo
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +27,15 @@ class Freshness:
 
     Attributes:
         state: "fresh", "stale", "reselect" (only the choice among what is known may change), "never tuned",
-            "failed" (the last run ended without a publication), "cannot tell" (the environment cannot be
-            read), or "refused" (the target is bad input).
+            "failed" (the last run of the target as it stands ended without a publication), "cannot tell"
+            (the environment cannot be read), or "refused" (the target is bad input).
         changes: the fields that moved since the publication was made.
         cost: the dearest thing a changed field asks for, one of COSTS; "publish" when only the published
             files are damaged; or "".
         detail: one sentence for a person.
+        publication: what is published for this environment, else the newest of the others.
+        subject: the target as it stands, where it is not refused.
+        failures: how often in a row the target failed as it stands, and nothing came of it since.
     """
 
     target: str
@@ -35,6 +45,8 @@ class Freshness:
     cost: str = ""
     detail: str = ""
     publication: Publication | None = None
+    subject: Subject | None = None
+    failures: tuple[RunRecord, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         published = self.publication
@@ -54,54 +66,105 @@ class Freshness:
         }
 
 
-def freshness(path: Path, store: Store) -> Freshness:
+#: The runs of a target, oldest first.
+RunsOf = Callable[[str], list[RunRecord]]
+
+
+def look_at(paths: list[Path], store: Store, rehash: bool = False) -> list[Freshness]:
+    """Look at many target files; files that nobody wrote to since the last look are not read again.
+
+    Args:
+        rehash: read all of them all the same.
+    """
+    memo = Digests(store.root, rehash)
+
+    @cache  # read once for all of them, and not at all where everything is fresh
+    def by_target() -> dict[str, list[RunRecord]]:
+        found: dict[str, list[RunRecord]] = {}
+        for run in store.runs.list():
+            found.setdefault(run.target, []).append(run)
+        return found
+
+    states = [freshness(path, store, memo, lambda target: by_target().get(target, [])) for path in paths]
+    memo.save()
+    return states
+
+
+def freshness(path: Path, store: Store, memo: Memo = no_memo, runs_of: RunsOf | None = None) -> Freshness:
     """Look at one target file; never builds, never raises for a bad target."""
     try:
-        return freshness_of(open_subject(path), store)
+        return freshness_of(open_subject(path, memo), store, memo, runs_of)
     except BadInput as error:
         return Freshness(path.stem, str(path.absolute()), "refused", detail=str(error))
 
 
-def freshness_of(subject: Subject, store: Store) -> Freshness:
+def freshness_of(
+    subject: Subject, store: Store, memo: Memo = no_memo, runs_of: RunsOf | None = None
+) -> Freshness:
     """Compare what today's publication is bound to with the subject as it stands."""
-    name, path = subject.target.name, str(subject.target.path)
+    state = _compared(subject, store, memo)
+    if state.state in ("fresh", "cannot tell"):
+        return state
+    failures = failed_in_a_row((runs_of or store.runs.list)(state.target), subject.bound_to)
+    if failures:
+        detail = f"{failures[0].reason}; {state.detail}" if state.detail else failures[0].reason
+        return replace(state, state="failed", detail=detail, failures=failures)
+    return state
+
+
+def _compared(subject: Subject, store: Store, memo: Memo) -> Freshness:
+    state = Freshness(subject.target.name, str(subject.target.path), "never tuned", subject=subject)
     if unknown := subject.environment.cannot_tell:
         detail = f"cannot read {', '.join(unknown)}; nothing is rebuilt and nothing is reused until it can be"
-        return Freshness(name, path, "cannot tell", detail=detail)
+        return replace(
+            state, state="cannot tell", detail=detail, publication=_latest(state.target, store, memo)
+        )
     try:
-        published = _nearest(subject, store)
+        published = _nearest(subject, store, memo)
     except BadPublication as damage:
-        return Freshness(name, path, "stale", cost="publish", detail=str(damage))
+        return replace(state, state="stale", cost="publish", detail=str(damage))
     if published is None:
-        runs = store.runs.list(name)
-        if runs and runs[-1].status == FAILED and runs[-1].bound_to == subject.bound_to:
-            return Freshness(name, path, "failed", detail=runs[-1].reason)
-        return Freshness(name, path, "never tuned")
+        return state
+    state = replace(state, publication=published)
     if _is_cut(published):
         detail = f"engine {published.engine} is missing or has not the size it was published with"
-        return Freshness(name, path, "stale", cost="publish", detail=detail, publication=published)
+        return replace(state, state="stale", cost="publish", detail=detail)
     changes = tuple(compare(published.manifest["bound_to"], subject.bound_to))
     if not changes:
-        return Freshness(name, path, "fresh", publication=published)
+        return replace(state, state="fresh")
     cost = dearest(changes) or ""
-    state = "reselect" if cost == "reselect" else "stale"
-    return Freshness(name, path, state, changes, cost, publication=published)
+    return replace(state, state="reselect" if cost == "reselect" else "stale", changes=changes, cost=cost)
 
 
-def _nearest(subject: Subject, store: Store) -> Publication | None:
+def failed_in_a_row(runs: list[RunRecord], bound_to: dict[str, Any]) -> tuple[RunRecord, ...]:
+    """The latest runs that failed on exactly this, the newest first; killed ones say nothing either way."""
+    found: list[RunRecord] = []
+    ended = [run for run in runs if not run.unfinished]
+    for run in reversed(ended):
+        if run.status != FAILED or canonical.digest(run.bound_to) != canonical.digest(bound_to):
+            break
+        found.append(run)
+    return tuple(found)
+
+
+def _nearest(subject: Subject, store: Store, memo: Memo) -> Publication | None:
     """The publication for this environment, else the newest of the target's others, to compare with."""
-    current = store.publications.current(subject.target.name, subject.key)
+    current = store.publications.current(subject.target.name, subject.key, memo)
     if current is not None:
         return current
-    name = subject.target.name
-    others = [_readable(store, name, key) for key in store.publications.environments(name)]
-    return max((p for p in others if p), key=lambda p: str(p.manifest["published_at"]), default=None)
+    return _latest(subject.target.name, store, memo)
 
 
-def _readable(store: Store, name: str, key: str) -> Publication | None:
+def _latest(name: str, store: Store, memo: Memo) -> Publication | None:
+    """The newest publication of a target, of whatever environment."""
+    found = [_readable(store, name, key, memo) for key in store.publications.environments(name)]
+    return max((p for p in found if p), key=lambda p: str(p.manifest["published_at"]), default=None)
+
+
+def _readable(store: Store, name: str, key: str, memo: Memo) -> Publication | None:
     """Another environment's publication; its damage is that environment's affair."""
     try:
-        return store.publications.current(name, key)
+        return store.publications.current(name, key, memo)
     except BadPublication:
         return None
 
@@ -116,7 +179,7 @@ def _is_cut(published: Publication) -> bool:
 
 
 def find_targets(places: list[Path]) -> list[Path]:
-    """Target files named, or found in the folders named.
+    """Target files named, or found in the folders named, where TOML files of other tools are passed over.
 
     Raises:
         BadInput: a place does not exist, or a folder holds no target file.
@@ -124,7 +187,7 @@ def find_targets(places: list[Path]) -> list[Path]:
     found: list[Path] = []
     for place in places:
         if place.is_dir():
-            inside = sorted(place.glob("*.toml"))
+            inside = [path for path in sorted(place.glob("*.toml")) if _may_be_target(path)]
             if not inside:
                 raise BadInput(f"folder {place} holds no target file (*.toml)")
             found += inside
@@ -133,3 +196,20 @@ def find_targets(places: list[Path]) -> list[Path]:
         else:
             raise BadInput(f"{place} does not exist: expected a target file or a folder of them")
     return found
+
+
+#: A line that begins a table; only keys before the first one are the file's own.
+_TABLE = re.compile(rb"^\s*\[", re.MULTILINE)
+_OURS = re.compile(rb"^(schema|model)\s*=", re.MULTILINE)
+
+
+def _may_be_target(path: Path) -> bool:
+    """False where the file is TOML and has neither a schema nor a model: then it is some other tool's."""
+    try:
+        text = path.read_bytes()
+        if _OURS.search(_TABLE.split(text, maxsplit=1)[0]):
+            return True
+        data = tomllib.loads(text.decode())
+    except (OSError, ValueError, RecursionError):
+        return True  # `load_target` says what is wrong with it
+    return "schema" in data or "model" in data

@@ -14,6 +14,7 @@ from routetune.tasks.routes.space import open_space
 from routetune.tasks.targets.binding import bound_to
 from routetune.tasks.targets.environment import Environment, observe
 from routetune.tasks.targets.inputs import input_sets, inputs_digest
+from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.model import ModelInfo, inspect_model
 from routetune.tasks.targets.schema import Target, load_target
 
@@ -46,18 +47,20 @@ class Subject:
         return self.environment.key
 
 
-def open_subject(path: Path | str) -> Subject:
+def open_subject(path: Path | str, memo: Memo = no_memo) -> Subject:
     """Read and check everything that can be checked before a build.
+
+    With a `memo` files that nobody wrote to since are not read again: for looks, not for builds.
 
     Raises:
         BadInput: the target, its model or its inputs cannot be used; the message names what to change.
     """
     target = load_target(Path(path))
     backend, device = resolve(target)
-    model = inspect_model(target)
+    model = inspect_model(target, memo)
     seen = _looks(model.files)
     environment = today(backend, device)
-    bound = bound_to(target, model, environment, inputs_digest(target))
+    bound = bound_to(target, model, environment, inputs_digest(target, memo), memo)
     return Subject(target, model, backend, device, environment, bound, seen)
 
 

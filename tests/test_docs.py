@@ -21,7 +21,9 @@ from routetune.data import folder
 from routetune.flows.cli import app
 from routetune.tasks.engines.base import BuildOrder, open_backend
 from routetune.tasks.publish import manifest
+from routetune.tasks.report.metrics import exposition, measured
 from routetune.tasks.report.summary import published, trial_summary
+from routetune.tasks.retune import Night
 from routetune.tasks.routes.route import Route
 from routetune.tasks.select import SPARE, Selection
 from routetune.tasks.status import Freshness
@@ -220,6 +222,19 @@ def test_records_outcomes_and_losses_are_all_there() -> None:
     assert {name for cells in rows(DOCS / "store.md", "column") for name in named(cells)} == set(COLUMNS)
     assert {name for cells in rows(DOCS / "faults.md", "outcome") for name in named(cells)} == set(Outcome)
     assert [name for cells in rows(DOCS / "verdicts.md", "loss") for name in named(cells)] == list(LOSSES)
+
+
+def test_the_report_of_a_retune_and_the_metrics(tmp_path: Path) -> None:
+    page = DOCS / "freshness.md"
+    state = Freshness("digits", "digits.toml", "never tuned")
+    night = Night(open_store(tmp_path / "store"), [state])
+    night.work(state, lambda *_: {"state": "fresh", "speed": None, "counts": {"builds": 0}})
+    report = night.report()
+    told = {name for cells in rows(page, "field") for name in named(cells)}
+    assert told == {*report, *report["targets"][0]}
+    text = exposition(measured([state], night.store)).decode()
+    families = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    assert {name for cells in rows(page, "metric") for name in named(cells)} == families
 
 
 def test_the_loads_that_a_duel_needs() -> None:

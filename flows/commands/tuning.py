@@ -60,13 +60,16 @@ def status(
     store: StoreOption = None,
     as_json: Json = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 3 unless every target is fresh.")] = False,
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Read every file anew, also those that look unchanged.")
+    ] = False,
 ) -> None:
     """Say which targets are fresh, which are stale, and what moved."""
-    from routetune.tasks.status import find_targets, freshness
+    from routetune.tasks.status import find_targets, look_at
     from routetune.tasks.store import open_store
 
     opened = open_store(store, write=False)
-    found = [freshness(path, opened) for path in find_targets(targets or [Path()])]
+    found = look_at(find_targets(targets or [Path()]), opened, rehash)
     answer({"targets": [one.to_json() for one in found]}, as_json, "freshness")
     if any(one.state == "refused" for one in found):
         raise typer.Exit(2)

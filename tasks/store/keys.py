@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.errors import BadInput
+from routetune.tasks.parsing import parse
 
 #: Raised by hand when the meaning of keys changes; it makes every earlier entry a miss.
 SCHEMA = 1
@@ -86,7 +87,7 @@ def code_digest(module: str, prefix: str | None = None, without: tuple[str, ...]
             if name == module:
                 raise BadInput(f"module {module!r} has no Python source, so results of it cannot be kept")
             continue
-        tree = _meaning(ast.parse(source.read_bytes(), str(source)))
+        tree = _meaning(parse(source.read_bytes(), str(source)))
         seen[name] = hashlib.sha256(ast.unparse(tree).encode("utf-8", "surrogatepass")).hexdigest()
         package = name if source.name == "__init__.py" else name.rpartition(".")[0]
         waiting += [

@@ -135,6 +135,11 @@ def _fatal(today: Mapping[str, Any], changes: list[Change]) -> list[Change]:
     return [change for change in changes if change.field.removeprefix("environment.") in names]
 
 
+def would_refuse(today: Mapping[str, Any], changes: list[Change]) -> bool:
+    """Whether `load_current` refuses an engine whose environment differs from today's in this way."""
+    return bool(_fatal(today, changes))
+
+
 def _shown(change: Change) -> str:
     return str(change).removeprefix("environment.")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import hash_file, refuse_way_out, write_atomically
 from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.targets.memo import Memo, no_memo
 
 SCHEMA = 1
+#: Parts of a manifest that no look at many targets needs.
+_LARGE = frozenset({"duel", "excluded", "accuracy", "conditions", "decision", "remarks", "times"})
 POINTER, MANIFEST, GENERATIONS = "current.json", "manifest.json", "generations"
 
 
@@ -127,11 +131,14 @@ def write_pointer(place: Path, pointer: Pointer) -> None:
     write_atomically(place / POINTER, seal(content, indent=2))
 
 
-def read_publication(root: Path, place: Path, generation: int, expected: str | None) -> Publication:
+def read_publication(
+    root: Path, place: Path, generation: int, expected: str | None, memo: Memo = no_memo
+) -> Publication:
     """One generation.
 
     Args:
         expected: SHA-256 that its manifest.json must have, or None when nothing says so.
+        memo: answers for files that nobody wrote to since; the raw samples of the duel are then left out.
 
     Raises:
         BadPublication: its manifest is missing, or was changed after it was published.
@@ -140,9 +147,7 @@ def read_publication(root: Path, place: Path, generation: int, expected: str | N
     path = folder_of(place, generation) / MANIFEST
     refuse_way_out(root, path)
     try:
-        found = hash_file(path)
-        # Before the digest: a manifest of a newer schema was not damaged, it is only not for us.
-        manifest = read_sealed(path, SCHEMA, "manifest")
+        found, manifest = memo("manifest", path, partial(_read_manifest, path, memo is no_memo))
         if expected is not None and found != expected:
             raise Damaged(f"published with SHA-256 {expected}, now it has {found}")
         engine = path.with_name(names.file(manifest["engine"]["file"]))
@@ -152,6 +157,13 @@ def read_publication(root: Path, place: Path, generation: int, expected: str | N
         raise BadPublication(f"manifest {path} cannot be read: {error.strerror}") from error
     except (Damaged, KeyError, TypeError) as error:
         raise BadPublication(f"manifest {path} was changed after it was published: {error}") from error
+
+
+def _read_manifest(path: Path, whole: bool) -> tuple[tuple[str, dict[str, Any]], list[Path]]:
+    found = hash_file(path)
+    # Before the digest: a manifest of a newer schema was not damaged, it is only not for us.
+    manifest = read_sealed(path, SCHEMA, "manifest")
+    return (found, manifest if whole else {k: v for k, v in manifest.items() if k not in _LARGE}), [path]
 
 
 def check_engine(root: Path, path: Path, expected: str) -> Path:
@@ -174,7 +186,7 @@ def check_engine(root: Path, path: Path, expected: str) -> Path:
     return path
 
 
-def current(root: Path, place: Path) -> Publication | None:
+def current(root: Path, place: Path, memo: Memo = no_memo) -> Publication | None:
     """What is published at `place`, or None.
 
     Raises:
@@ -183,4 +195,4 @@ def current(root: Path, place: Path) -> Publication | None:
     pointer = read_pointer(place)
     if pointer is None or pointer.current is None:
         return None
-    return read_publication(root, place, pointer.current.generation, pointer.current.manifest)
+    return read_publication(root, place, pointer.current.generation, pointer.current.manifest, memo)

@@ -28,6 +28,7 @@ from routetune.tasks.store.files import (
 from routetune.tasks.store.locks import making
 from routetune.tasks.store.manifests import BadPublication, Pointer, Publication, Reference
 from routetune.tasks.store.sealed import seal
+from routetune.tasks.targets.memo import Memo, no_memo
 
 # What `load_current` needs of every manifest.
 _NEEDED = {"bound_to": dict, "options": dict, "route": str}
@@ -150,14 +151,16 @@ class Publications:
         assert draft.published is not None
         return draft.published
 
-    def current(self, target: str, environment: str) -> Publication | None:
+    def current(self, target: str, environment: str, memo: Memo = no_memo) -> Publication | None:
         """What is published for a target in an environment, or None. The engine's bytes are not read.
+
+        With a `memo`, see `manifests.read_publication`.
 
         Raises:
             BadPublication: a file of it is missing or changed; publishing again or `rollback` heals that.
             BadInput: a newer routetune wrote it.
         """
-        return manifests.current(self.root, manifests.home(self.root, target, environment))
+        return manifests.current(self.root, manifests.home(self.root, target, environment), memo)
 
     def environments(self, target: str) -> list[str]:
         """Keys of the environments in which a target was ever published, sorted."""

@@ -143,7 +143,9 @@ class Records:
             table = pa.Table.from_pylist(group, schema=record_schema())
             self._write(run, table, time.time_ns())
 
-    def read(self, run: str | None = None, target: str | None = None) -> pa.Table:
+    def read(
+        self, run: str | None = None, target: str | None = None, columns: Sequence[str] = ()
+    ) -> pa.Table:
         """Rows, oldest first, one for each (run, route): the last that was written.
 
         Damaged parts are set aside with a warning, and the others are read.
@@ -151,14 +153,17 @@ class Records:
         Args:
             run: only this run; all runs by default.
             target: only this target.
+            columns: only these, and those that tell rows apart; all by default.
 
         Raises:
             BadInput: a newer routetune wrote a part; the message names it.
         """
         import pyarrow as pa
 
-        tables = [self._read_run(run)[0] for run in ([names.run(run)] if run else self._runs())]
-        table = _last_of_each(pa.concat_tables([record_schema().empty_table(), *tables]))
+        kept = [name for name in COLUMNS if not columns or name in {*columns, "run", "route_id", "target"}]
+        runs = [names.run(run)] if run else self._runs()
+        tables = [self._read_run(run, kept)[0] for run in runs]
+        table = _last_of_each(pa.concat_tables([record_schema().empty_table().select(kept), *tables]))
         if target is not None:
             import pyarrow.compute as pc
 
@@ -199,7 +204,7 @@ class Records:
         write_atomically(path, raw)
         return path
 
-    def _read_run(self, run: str) -> tuple[pa.Table, list[Path]]:
+    def _read_run(self, run: str, columns: Sequence[str] = tuple(COLUMNS)) -> tuple[pa.Table, list[Path]]:
         """All rows of a run, repeated ones included, and the sound parts that they came from, in order."""
         import pyarrow as pa
 
@@ -208,14 +213,15 @@ class Records:
             tables: dict[Path, pa.Table] = {}
             for part in parts:
                 try:
-                    tables[part] = _read_part(part)
+                    tables[part] = _read_part(part, columns)
                 except FileNotFoundError:
                     continue  # merged into another meanwhile
                 except Damaged as damage:
                     set_aside(self.root, part, f"damaged part of the records: {damage}")
             # New parts come last, so anything else than the same beginning means that parts were merged.
             if self._parts(run)[: len(parts)] == parts:
-                return pa.concat_tables([record_schema().empty_table(), *tables.values()]), list(tables)
+                empty = record_schema().empty_table().select(list(columns))
+                return pa.concat_tables([empty, *tables.values()]), list(tables)
 
     def _parts(self, run: str) -> list[Path]:
         return sorted((self.folder / run).glob("part-*"))
@@ -235,7 +241,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "schema_version": SCHEMA}
 
 
-def _read_part(path: Path) -> pa.Table:
+def _read_part(path: Path, columns: Sequence[str]) -> pa.Table:
     """One part, every byte of it checked.
 
     Raises:
@@ -263,7 +269,8 @@ def _read_part(path: Path) -> pa.Table:
                 f"records {path} have schema {version}, this routetune reads up to {SCHEMA}: use a newer "
                 "routetune"
             )
-        return file.read().cast(record_schema())
+        schema = pa.schema([record_schema().field(name) for name in columns])
+        return file.read(columns=list(columns)).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(f"it is no table of records: {error}") from error
 

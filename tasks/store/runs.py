@@ -55,6 +55,21 @@ class RunRecord:
     def unfinished(self) -> bool:
         return self.status in UNFINISHED
 
+    @property
+    def device_seconds(self) -> float:
+        """Seconds for which the process that ended it had the device; 0 where none did, as after a kill.
+
+        A run is opened when the device is locked, and ends before that is given back.
+        """
+        if self.ended_at is None:
+            return 0.0
+        return (datetime.fromisoformat(self.ended_at) - self.started_at).total_seconds()
+
+    @property
+    def started_at(self) -> datetime:
+        """When the last process began to work on it."""
+        return datetime.fromisoformat(str(self.starts[-1]["at"]))
+
 
 class Run:
     """A run that this process works on; a context manager that records how it ended.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks import canonical
 from routetune.tasks.targets.custom import custom_metric
+from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.rules import scores_of
 from routetune.tasks.targets.saved import saved_digest
 from routetune.tasks.targets.sidecars import file_digest
@@ -18,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def bound_to(
-    target: Target, model: ModelInfo, environment: Environment, inputs: Mapping[str, str | None]
+    target: Target,
+    model: ModelInfo,
+    environment: Environment,
+    inputs: Mapping[str, str | None],
+    memo: Memo = no_memo,
 ) -> dict[str, Any]:
     """What results of the target are bound to, as one visible dict of plain JSON.
 
@@ -39,19 +46,23 @@ def bound_to(
                 "samples": reference.samples,
                 "seed": reference.seed,
                 "ranges": {name: list(ends) for name, ends in sorted(reference.ranges.items())},
-                "source": saved_digest(reference) or reference.source,
+                "source": saved_digest(reference, memo) or reference.source,
             },
             "accuracy": _accuracy(target, model),
             "search": target.search.model_dump(mode="json"),
             "budget": target.budget.model_dump(mode="json"),
             "timing": {**target.timing.model_dump(mode="json"), "profile": target.timed_profile},
             "engine": {
-                "plugins": [file_digest(plugin) for plugin in target.engine.plugins],
+                "plugins": [memo("bytes", path, partial(_plugin, path)) for path in target.engine.plugins],
                 **target.engine.limits(),
             },
         },
         "environment": dict(environment.fields),
     }
+
+
+def _plugin(path: Path) -> tuple[str, list[Path]]:
+    return file_digest(path), [path]
 
 
 def _accuracy(target: Target, model: ModelInfo) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _TABLE: dict[tuple[str, ...], str] = {
     ("target", "timing", "loads"): "reselect",
     ("target", "timing", "exclusive"): "reselect",
     ("target", "search"): "search",
-    ("target", "budget"): "search",
+    ("target", "budget"): "search",  # where it grew; see _cost
 }
 
 
@@ -76,7 +76,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     found = [Change(f"environment.{name}", earlier.get(name), UNKNOWN, CANNOT_TELL) for name in unknown]
     for path, before, after in _differences((), old, new):
         if not (path[0] == "environment" and path[-1] in unknown):
-            found.append(Change(".".join(path), before, after, _cost(path)))
+            found.append(Change(".".join(path), before, after, _cost(path, before, after)))
     return sorted(found, key=lambda change: (-_rank(change.cost), change.field))
 
 
@@ -89,7 +89,9 @@ def _rank(cost: str) -> int:
     return len(COSTS) if cost == CANNOT_TELL else COSTS.index(cost)
 
 
-def _cost(path: tuple[str, ...]) -> str:
+def _cost(path: tuple[str, ...], old: Any, new: Any) -> str:
+    if path[:2] == ("target", "budget") and isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return "reselect" if new < old else "search"  # a smaller one leaves nothing to look for
     for length in range(len(path), 0, -1):
         if path[:length] in _TABLE:
             return _TABLE[path[:length]]
@@ -100,7 +102,7 @@ def _differences(path: tuple[str, ...], old: Any, new: Any) -> Iterator[tuple[tu
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted(old.keys() | new.keys()):
             yield from _differences((*path, key), old.get(key), new.get(key))
-    elif canonical.dumps(old) != canonical.dumps(new):
+    elif not (type(old) is type(new) is str and old == new) and canonical.dumps(old) != canonical.dumps(new):
         yield path, old, new
 
 

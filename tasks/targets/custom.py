@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks import canonical
 from routetune.tasks.errors import BadInput
+from routetune.tasks.parsing import parse
 
 if TYPE_CHECKING:
     from routetune.tasks.targets.schema import Target
@@ -115,7 +116,7 @@ def _sources(module: str, file: Path, place: Path | None, where: str) -> Mapping
             continue
         try:
             text = path.read_bytes()
-            tree = ast.parse(text, str(path))
+            tree = parse(text, str(path))
         except (OSError, SyntaxError, ValueError) as error:
             raise BadInput(f"{where}: {path} cannot be read as Python: {error}") from None
         found[name] = (path, text)
@@ -141,7 +142,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
 def _defined(text: bytes) -> set[str]:
     """Names bound at the top of a module."""
     names: set[str] = set()
-    for node in ast.parse(text).body:
+    for node in parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):

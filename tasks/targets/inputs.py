@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,7 @@ import numpy as np
 from routetune.tasks import canonical
 from routetune.tasks.arrays import arrays_digest
 from routetune.tasks.errors import BadInput
+from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.npz import as_bits, read_npz
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import CORNERS, corner, disagreement, misfit
@@ -97,7 +99,7 @@ def seeded_arrays(
     return arrays
 
 
-def inputs_digest(target: Target) -> dict[str, str | None]:
+def inputs_digest(target: Target, memo: Memo = no_memo) -> dict[str, str | None]:
     """{"inputs": ..., "labels": ...}: what the user's files hold, as digests; None where there are none.
 
     Drawn sets are not generated for it: seed, samples, ranges and profiles, which stand in the target, define
@@ -110,15 +112,22 @@ def inputs_digest(target: Target) -> dict[str, str | None]:
     inputs: list[str] = []
     labels: list[str] = []
     for path in target.reference.inputs or ():
-        arrays = read_npz(path)
-        found = arrays.pop(labels_name, None) if labels_name is not None else None
-        inputs.append(arrays_digest(arrays))
-        if found is not None:
-            labels.append(arrays_digest({"labels": found}))
+        what = f"arrays and labels {labels_name}"
+        of_arrays, of_labels = memo(what, path, partial(_digests, path, labels_name))
+        inputs.append(of_arrays)
+        if of_labels is not None:
+            labels.append(of_labels)
     return {
         "inputs": canonical.digest(inputs) if inputs else None,
         "labels": canonical.digest(labels) if labels else None,
     }
+
+
+def _digests(path: Path, labels_name: str | None) -> tuple[list[str | None], list[Path]]:
+    """Digests of the inputs and of the labels in one file, and that file."""
+    arrays = read_npz(path)
+    labels = arrays.pop(labels_name, None) if labels_name is not None else None
+    return [arrays_digest(arrays), None if labels is None else arrays_digest({"labels": labels})], [path]
 
 
 def _user_set(path: Path, target: Target, model: ModelInfo) -> InputSet:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.digest import digest_of
 from routetune.tasks.targets.indices import IndexRange, index_ranges
+from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.onnxfile import read_model
 from routetune.tasks.targets.operators import check_operators, count_operators
 from routetune.tasks.targets.problems import nearest
@@ -77,19 +78,17 @@ class ModelInfo:
     indices: dict[str, IndexRange]
 
 
-def inspect_model(target: Target) -> ModelInfo:
+def inspect_model(target: Target, memo: Memo = no_memo) -> ModelInfo:
     """Read the target's model and refuse, before anything is built, what no route could make work.
 
     Raises:
         BadInput: one sentence on the model, its sidecars, an operator, an input or output, a shape, a range
             or a plugin of the target.
     """
-    path = target.model
-    model = read_model(path)
-    sidecars = check_sidecars(model, path)
+    path, plugins = target.model, bool(target.engine.plugins)
     _check_plugins(target)
-    check_operators(model, path, plugins=bool(target.engine.plugins))
-    inputs, outputs = _inputs(model, path), _outputs(model, path)
+    found = memo(f"model{' and plugins' * plugins}", path, lambda: _intake(path, plugins))
+    inputs, outputs = _recalled(found["inputs"]), _recalled(found["outputs"])
     _check_reference(target, inputs)
     check_accuracy_rules(target, outputs)
     return ModelInfo(
@@ -97,12 +96,36 @@ def inspect_model(target: Target) -> ModelInfo:
         inputs=inputs,
         outputs=outputs,
         profiles=complete_profiles(target, inputs),
-        operators=count_operators(model),
-        indices=index_ranges(model),
-        size_bytes=path.stat().st_size + sum(sidecar.size for sidecar in sidecars),
-        files=(path, *sorted({sidecar.file for sidecar in sidecars})),
-        digest=digest_of(model, path),  # last: it empties the message
+        operators=found["operators"],
+        indices={name: IndexRange(**one) for name, one in found["indices"].items()},
+        size_bytes=found["size_bytes"],
+        files=tuple(map(Path, found["files"])),
+        digest=found["digest"],
     )
+
+
+def _intake(path: Path, plugins: bool) -> tuple[dict[str, Any], list[Path]]:
+    """What the model's files alone decide, as plain JSON, and those files."""
+    model = read_model(path)
+    sidecars = check_sidecars(model, path)
+    check_operators(model, path, plugins)
+    files = [path, *sorted({sidecar.file for sidecar in sidecars})]
+    return {
+        "inputs": {name: [one.dtype, one.shape] for name, one in _inputs(model, path).items()},
+        "outputs": {name: [one.dtype, one.shape] for name, one in _outputs(model, path).items()},
+        "operators": count_operators(model),
+        "indices": {name: asdict(one) for name, one in index_ranges(model).items()},
+        "size_bytes": path.stat().st_size + sum(sidecar.size for sidecar in sidecars),
+        "files": [str(file) for file in files],
+        "digest": digest_of(model, path),  # last: it empties the message
+    }, files
+
+
+def _recalled(tensors: dict[str, Any]) -> dict[str, TensorInfo]:
+    return {
+        name: TensorInfo(name, dtype, None if shape is None else tuple(shape))
+        for name, (dtype, shape) in tensors.items()
+    }
 
 
 def _inputs(model: ModelProto, path: Path) -> dict[str, TensorInfo]:

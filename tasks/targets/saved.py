@@ -11,6 +11,7 @@ import binascii
 import io
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from routetune.tasks import canonical
 from routetune.tasks.arrays import Array, arrays_digest
 from routetune.tasks.errors import BadInput
+from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.npz import as_bits, read_npz
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.sidecars import file_digest
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 Outputs = dict[str, Array]
 
 
-def saved_digest(reference: Reference) -> list[str] | None:
+def saved_digest(reference: Reference, memo: Memo = no_memo) -> list[str] | None:
     """The contents of the files in reference.source, as digests; None where outputs are computed.
 
     Raises:
@@ -39,14 +41,15 @@ def saved_digest(reference: Reference) -> list[str] | None:
     if not reference.saved:
         return None
     try:
-        return [
-            arrays_digest(read_npz(path, "saved outputs"))
-            if path.suffix == ".npz"
-            else str(file_digest(path))
-            for path in reference.saved
-        ]
+        return [memo("saved outputs", path, partial(_digest, path)) for path in reference.saved]
     except OSError as error:
         raise BadInput(f"saved outputs cannot be read: {error}") from None
+
+
+def _digest(path: Path) -> tuple[str, list[Path]]:
+    if path.suffix == ".npz":
+        return arrays_digest(read_npz(path, "saved outputs")), [path]
+    return file_digest(path), [path]
 
 
 def saved_outputs(target: Target, model: ModelInfo, sets: list[InputSet]) -> dict[str, Outputs]:

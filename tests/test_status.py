@@ -1,0 +1,82 @@
+"""What `status` looks at, and what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from routetune.tasks.errors import BadInput
+from routetune.tasks.status import find_targets, look_at
+from routetune.tasks.store import Store, digests, open_store
+from routetune.tasks.store.digests import Digests
+
+from tests.machine import Machine
+
+
+@pytest.fixture
+def store(store_folder: Path) -> Store:
+    return open_store(store_folder)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    machine = Machine(tmp_path / "machine")
+    return machine.write_target(tmp_path / "targets" / "a.toml", device="cpu", backend="onnxruntime")
+
+
+def test_files_of_other_tools_are_passed_over(target: Path) -> None:
+    folder = target.parent
+    (folder / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.x]\nmodel = "a"\nschema = 1\n')
+    (folder / "empty.toml").write_text("")
+    (folder / "forgot.toml").write_text('name = "forgot its schema"\nmodel = "m.onnx"\n')
+    (folder / "broken.toml").write_text('schema = 1\nmodel = "m.onnx\n')
+    found = [path.name for path in find_targets([folder])]
+    assert found == ["a.toml", "broken.toml", "forgot.toml"], "what may be meant as a target is looked at"
+    named = folder / "pyproject.toml"
+    assert find_targets([named]) == [named], "what is named is a target"
+    for path in folder.glob("*.toml"):
+        if path.name not in ("pyproject.toml", "empty.toml"):
+            path.unlink()
+    with pytest.raises(BadInput, match="holds no target file"):
+        find_targets([folder])
+
+
+def test_it_needs_neither_prefect_nor_nvml(target: Path, routetune: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    for module in ("prefect", "pynvml", "tensorrt"):
+        (broken / module).mkdir(parents=True)
+        (broken / module / "__init__.py").write_text("raise ImportError('not here')")
+    process = routetune("status", target.parent, "--json", "--check", PYTHONPATH=str(broken))
+    assert process.returncode == 3, process.stderr
+    assert [one["state"] for one in json.loads(process.stdout)["targets"]] == ["never tuned"]
+
+
+def test_a_look_reads_what_moved_and_nothing_else(
+    target: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "RACY_SECONDS", -1.0)
+    reads: list[str] = []
+    asked = Digests._keep
+
+    def keep(self: Digests, name: str, *rest: Any) -> None:
+        reads.append(name)
+        asked(self, name, *rest)
+
+    monkeypatch.setattr(Digests, "_keep", keep)
+    first = look_at([target], store)
+    assert [name.split()[0] for name in reads] == ["model"]
+    reads.clear()
+    again = look_at([target], store)
+    assert reads == []
+    assert again[0].subject is not None and first[0].subject is not None
+    assert again[0].subject == first[0].subject, "remembered or read, it is the same"
+    model = target.with_suffix(".onnx")
+    model.write_bytes(model.read_bytes() + b"\x12\x00")  # an empty producer version: another file, same model
+    os.utime(model)
+    assert look_at([target], store)[0].subject is not None
+    assert len(reads) == 1
+    assert look_at([target], store, rehash=True)[0].state == "never tuned"
+    assert len(reads) == 2
