@@ -54,10 +54,15 @@ class Sampler(Protocol):
 
 
 class Serial:
-    """One inference after the other: a sample is the latency of one."""
+    """One inference after the other: a sample is the latency of one.
+
+    Attributes:
+        device_ns: runs one more and gives the device's own time, see `Runner`; None where nothing tells.
+    """
 
     def __init__(self, call: Call, clock: Clock = time.perf_counter_ns) -> None:
         self._call, self._clock = call, clock
+        self.device_ns: Callable[[], int] | None = getattr(call, "device_ns", None)
 
     def sample(self, calls: int) -> list[int]:
         clock, call = self._clock, self._call
@@ -171,6 +176,14 @@ class Turns:
         if calls := self._warm.get(id(sampler), 1):
             found = sampler.sample(calls)
             self._warm.setdefault(id(sampler), _warm_calls(min(found)))
+
+    def device_sample(self, sampler: Sampler) -> list[int]:
+        """What the device itself took for one inference more, in nanoseconds; empty where nothing tells."""
+        probe: Callable[[], int] | None = getattr(sampler, "device_ns", None)
+        if probe is None:
+            return []
+        self.switch(sampler)
+        return [probe()]
 
     def learn(self, sampler: Sampler, nanoseconds: float) -> None:
         """How long an inference takes, which decides how many make a warm-up."""

@@ -25,6 +25,7 @@ from routetune.tasks.routes.knob import KnobDatabase
 
 from tests.engines.small_models import SAMPLES, Sample, mlp
 from tests.engines.tensorrt.here import why_not
+from tests.gpu.here import why_no_cuda
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,20 @@ CASES = (
         silent={"-AttentionFusion": "off"},
     ),
     Case(
+        "onnxruntime",
+        "cuda:0",
+        routes=(
+            {"-graph_optimization_level": "disabled"},
+            {"-graph_optimization_level": "basic", "-use_tf32": "0"},
+            {"-enable_cuda_graph": "1"},
+            {"-prefer_nhwc": "1"},
+            {"-MatMulAddFusion": "off", "-cudnn_conv_algo_search": "HEURISTIC"},
+        ),
+        silent={"-AttentionFusion": "off"},
+        tolerance=5e-3,  # TF32 has ten bits of mantissa
+        marks=(pytest.mark.gpu, pytest.mark.skipif(bool(why_no_cuda()), reason=why_no_cuda())),
+    ),
+    Case(
         "tensorrt",
         "cuda:0",
         routes=(
@@ -79,7 +94,9 @@ CASES = (
 )
 
 
-@pytest.fixture(params=[pytest.param(case, id=case.name, marks=case.marks) for case in CASES])
+@pytest.fixture(
+    params=[pytest.param(case, id=f"{case.name}-{case.device}", marks=case.marks) for case in CASES]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
