@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -119,7 +118,6 @@ def default_device(backend: str) -> str:
     return "cpu"
 
 
-@cache
 def _onnxruntime_has_gpu() -> bool:
     """Whether NVML sees a GPU and the installed ONNX Runtime was built for it; asked from cheap to dear."""
     from routetune.tasks.engines import cuda

@@ -108,7 +108,9 @@ def use(device: str) -> None:
 
 
 def present() -> bool:
-    """Whether NVML sees a GPU. Initialises no CUDA context, so it costs a process nothing."""
+    """Whether NVML sees a GPU that is not hidden. Makes no CUDA context, so it costs a process nothing."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
     try:
         import pynvml
 
@@ -125,6 +127,14 @@ def free_memory() -> tuple[int, int]:
     """Bytes free and in all on the device in use."""
     free, total = check(runtime().cudaMemGetInfo(), "asking for free memory")
     return int(free), int(total)
+
+
+def used_memory() -> int:
+    """Bytes in use on the device by whomever; 0 where this process has nothing to do with CUDA."""
+    if not runtime.cache_info().currsize:
+        return 0
+    error, free, total = runtime().cudaMemGetInfo()
+    return int(total - free) if error.name == "cudaSuccess" else 0
 
 
 class Buffer:

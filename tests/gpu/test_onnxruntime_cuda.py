@@ -36,6 +36,7 @@ from routetune.tasks.targets.gpu import UNKNOWN
 from routetune.tasks.verdicts import steps
 from routetune.tasks.verdicts.duel import duel_figures
 from routetune.tasks.verdicts.rounds import figures_from
+from routetune.tasks.verdicts.samplers import Streams
 
 from tests.engines.small_models import Sample, cnn, mlp, tokens
 from tests.gpu.here import why_no_cuda
@@ -274,6 +275,20 @@ def test_the_default_device_versions_and_lock() -> None:
     renumbered = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
     told = subprocess.run([sys.executable, "-c", code], env=renumbered, capture_output=True, text=True)
     assert told.stdout.strip() == uuid
+
+
+@pytest.mark.parametrize("graph", ["0", "1"])
+def test_several_in_flight_are_as_right_as_one(graph: str, build: Callable[..., Engine]) -> None:
+    """Each stream has a runner and a thread, where a graph is captured again, perhaps all at once."""
+    sample = attention()
+    engine = build(sample.model, {"-enable_cuda_graph": graph})
+    (expected,) = inferred(engine, sample.inputs[0])
+    runners = [load(engine) for _ in range(4)]
+    with Streams([runner.prepare(sample.inputs[0]) for runner in runners]) as streams:
+        assert all(ns > 0 for _ in range(5) for ns in streams.sample(40))
+    for runner in runners:
+        assert same(runner.infer(sample.inputs[0]), expected)
+        runner.close()
 
 
 @pytest.mark.parametrize("streams", [1, 3])
