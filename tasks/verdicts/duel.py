@@ -48,7 +48,7 @@ class Load:
         samples: nanoseconds of each counted call, by engine name.
         others: cores that other processes used meanwhile, on average; None where it cannot be told.
         conditions: what the device was like afterwards, see `Watch.state`.
-        device: the device's own nanoseconds of one call more after each turn; empty where none tells.
+        device: the device's own nanoseconds of a few calls more after each turn; empty where none tells.
         reason: why it is not to be trusted; empty for a quiet load.
         dropped: not used, since enough others were quieter.
     """

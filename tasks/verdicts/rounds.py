@@ -95,8 +95,8 @@ class Round:
         candidate_ns, control_ns: each call in nanoseconds, in the order of the calls.
         others: cores that other processes used meanwhile, on average; None where it cannot be told.
         conditions: what the device was like afterwards, see `Watch.state`.
-        candidate_device_ns, control_device_ns: the device's own time of one call more, taken after the last
-            round of a window; empty in the others, and where no device tells.
+        candidate_device_ns, control_device_ns: the device's own times of a few calls more, taken after the
+            last round of a window; empty in the others, and where no device tells.
         dropped: not used, for `reason`. A reason without `dropped`: used all the same, and the run was busy.
     """
 
