@@ -109,3 +109,16 @@ def test_a_route_is_split_between_graph_session_and_provider() -> None:
     assert at_load == {"-enable_mem_pattern": "off", "-prefer_nhwc": "1"}
     assert provider_options(at_load, "cuda:0") == {"device_id": "0", "prefer_nhwc": "1"}
     assert not build_options(ROUTE, Path("engine"), {}).enable_mem_pattern
+
+
+def test_the_page_on_gpus_lists_the_provider_s_options_with_their_values() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text()
+    listed = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 3 and cells[0].startswith("`") and "=" not in cells[0]:
+            listed |= {name.strip("` "): cells[1].split(", ") for name in cells[0].split(",")}
+    rows = {name: row for name, row in every_setting().items() if row.place == "provider"}
+    assert list(listed) == list(rows)
+    for name, values in listed.items():
+        assert (values[0], set(values)) == (rows[name].default, set(rows[name].values)), name
