@@ -36,6 +36,13 @@ def own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
+@pytest.fixture(autouse=True)
+def no_gpu_unless_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of the CPU mean the CPU on a machine with a GPU, too, where a target's device is left open."""
+    if not {"gpu", "tensorrt"} & {mark.name for mark in request.node.iter_markers()}:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.fixture
 def store_folder(tmp_path: Path) -> Path:
     return tmp_path / "store"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 from routetune.tasks import canonical
 from routetune.tasks.engines.attempts import Attempts
 from routetune.tasks.engines.base import open_backend
+from routetune.tasks.engines.cuda import number_of
 from routetune.tasks.engines.worker import StepFailed, Worker
 from routetune.tasks.errors import EnvironmentBroken, RoutetuneError
 from routetune.tasks.routes.knob import KnobDatabase
@@ -23,6 +25,7 @@ from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.store.locks import BusyDevice, device_lock, making
 from routetune.tasks.store.runs import Run
 from routetune.tasks.subject import Subject, open_subject, resolve
+from routetune.tasks.targets import gpu
 from routetune.tasks.targets.schema import Target, load_target
 from routetune.tasks.trial import REPRODUCIBLE, Failure, Outcome, Trial
 
@@ -261,10 +264,21 @@ def _remove_leftovers(scratch: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def lock_name(device: str, nvml: gpu.Provider = gpu.load_nvml) -> str:
+    """What every process calls a device: under another CUDA_VISIBLE_DEVICES "cuda:0" is another GPU.
+
+    A GPU is called by its UUID; by its number only where NVML does not tell.
+    """
+    if device == "cpu":
+        return device
+    return gpu.uuid(number_of(device), os.environ, nvml) or device
+
+
 @contextmanager
 def _device(target: Target, device: str, patience: float | None = None) -> Iterator[None]:
     """The device, alone where the target asks for that: "wait" for it, "require" it, or "warn" and go on."""
     rule, what = target.timing.exclusive, f"tuning {target.name}"
+    device = lock_name(device)
     with ExitStack() as stack:
         try:
             stack.enter_context(device_lock(device, wait=False, what=what))

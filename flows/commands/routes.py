@@ -14,7 +14,8 @@ def knobs(
     name: Annotated[str | None, typer.Argument(help="A knob, or a glob such as '-session.*'.")] = None,
     backend: Annotated[str, typer.Option(help="Whose knobs.")] = "onnxruntime",
     device: Annotated[
-        str | None, typer.Option(help="For which device. [default: cuda:0 for tensorrt, else cpu]")
+        str | None,
+        typer.Option(help="For which device. [default: cuda:0 where the backend can use a GPU, else cpu]"),
     ] = None,
     diff: Annotated[
         Path | None,

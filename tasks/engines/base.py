@@ -65,6 +65,9 @@ class Runner(Protocol):
 
     A runner whose prepared calls may run at once, each on a thread of its own, has an attribute `concurrent`
     that is true. Without it, every stream of a throughput measurement gets a runner of its own.
+
+    A prepared call of a runner on a GPU may have a method `device_ns()`: it runs once more and returns the
+    nanoseconds between two events of its stream. They are recorded beside the times that rank engines.
     """
 
     def infer(self, inputs: Arrays) -> dict[str, np.ndarray[Any, Any]]:
@@ -109,8 +112,23 @@ class BuildError(Exception):
 
 
 def default_device(backend: str) -> str:
-    """The device that a backend works on when none is named."""
-    return "cuda:0" if backend == "tensorrt" else "cpu"
+    """The device that a backend works on when none is named: a GPU where there is one that it can use."""
+    if backend == "tensorrt" or (backend == "onnxruntime" and _onnxruntime_has_gpu()):
+        return "cuda:0"
+    return "cpu"
+
+
+def _onnxruntime_has_gpu() -> bool:
+    """Whether NVML sees a GPU and the installed ONNX Runtime was built for it; asked from cheap to dear."""
+    from routetune.tasks.engines import cuda
+
+    if not cuda.present():
+        return False
+    try:
+        import onnxruntime
+    except ImportError:
+        return False
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
 def open_backend(name: str) -> Backend:

@@ -38,7 +38,8 @@ def main(argv: list[str]) -> int:
         _log_to(message["log"])
         started = time.monotonic()
         answered = answer(message["step"], message["arguments"])
-        wire.send(reply, answered | {"seconds": time.monotonic() - started})
+        told = {"seconds": time.monotonic() - started, "device_bytes": _device_bytes()}
+        wire.send(reply, answered | told)
 
 
 def answer(step: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +54,12 @@ def answer(step: str, arguments: dict[str, Any]) -> dict[str, Any]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _device_bytes() -> int:
+    """Bytes in use on the GPU after a step that used one, else 0."""
+    harness = sys.modules.get("routetune.tasks.engines.cuda")  # not imported for those that did not
+    return 0 if harness is None else int(harness.used_memory())
 
 
 def _resolve(step: str) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ def runtime() -> Any:
         from cuda.bindings import runtime as module
     except ImportError as error:
         raise BadInput(
-            f"cuda-bindings cannot be imported ({error}); install it: pip install 'routetune[tensorrt]'"
+            f"cuda-bindings cannot be imported ({error}); install it: pip install cuda-bindings"
         ) from error
     return module
 
@@ -108,7 +108,9 @@ def use(device: str) -> None:
 
 
 def present() -> bool:
-    """Whether NVML sees a GPU. Initialises no CUDA context, so it costs a process nothing."""
+    """Whether NVML sees a GPU that is not hidden. Makes no CUDA context, so it costs a process nothing."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
     try:
         import pynvml
 
@@ -127,6 +129,14 @@ def free_memory() -> tuple[int, int]:
     return int(free), int(total)
 
 
+def used_memory() -> int:
+    """Bytes in use on the device by whomever; 0 where this process has nothing to do with CUDA."""
+    if not runtime.cache_info().currsize:
+        return 0
+    error, free, total = runtime().cudaMemGetInfo()
+    return int(total - free) if error.name == "cudaSuccess" else 0
+
+
 class Buffer:
     """Device memory; freed by `close`, or when it is no longer referred to."""
 
@@ -139,13 +149,13 @@ class Buffer:
         """Copy a contiguous array to the beginning of the buffer."""
         if array.nbytes > self.size:
             raise ValueError(f"an array of {array.nbytes} bytes does not fit a buffer of {self.size}")
-        self._copy(self.address, array.ctypes.data, array.nbytes, "cudaMemcpyHostToDevice", stream)
+        _copy(self.address, array.ctypes.data, array.nbytes, "cudaMemcpyHostToDevice", stream)
 
     def download(self, array: Array, stream: Stream) -> None:
         """Fill a contiguous array from the beginning of the buffer; done when the stream is."""
         if array.nbytes > self.size:
             raise ValueError(f"{array.nbytes} bytes were asked of a buffer of {self.size}")
-        self._copy(array.ctypes.data, self.address, array.nbytes, "cudaMemcpyDeviceToHost", stream)
+        download(self.address, array, stream)
 
     def close(self) -> None:
         address, self.address = self.address, 0
@@ -156,12 +166,17 @@ class Buffer:
         if getattr(self, "address", 0) and not sys.is_finalizing():
             self.close()
 
-    @staticmethod
-    def _copy(to: int, source: int, size: int, kind: str, stream: Stream) -> None:
-        if size:
-            cuda = runtime()
-            direction = getattr(cuda.cudaMemcpyKind, kind)
-            check(cuda.cudaMemcpyAsync(to, source, size, direction, stream.handle), f"copying {size} bytes")
+
+def download(address: int, array: Array, stream: Stream) -> None:
+    """Fill a contiguous array from memory of the device; done when the stream is."""
+    _copy(array.ctypes.data, address, array.nbytes, "cudaMemcpyDeviceToHost", stream)
+
+
+def _copy(to: int, source: int, size: int, kind: str, stream: Stream) -> None:
+    if size:
+        cuda = runtime()
+        direction = getattr(cuda.cudaMemcpyKind, kind)
+        check(cuda.cudaMemcpyAsync(to, source, size, direction, stream.handle), f"copying {size} bytes")
 
 
 class Stream:
@@ -239,3 +254,37 @@ class Event:
         event, self._event = self._event, None
         if event is not None:
             check(runtime().cudaEventDestroy(event), "ending an event")
+
+
+class Inference:
+    """A prepared inference on a stream: a call puts it there and waits for the end.
+
+    What is between two of its events is the device's own time. That is taken in runs of its own: recording an
+    event costs the host some 2 microseconds, which must not be in the time by which engines are ranked.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._marks: tuple[Event, Event] | None = None
+
+    def enqueue(self) -> None:
+        """Put one inference into the stream."""
+        raise NotImplementedError
+
+    def __call__(self) -> None:
+        self.enqueue()
+        self.stream.synchronize()
+
+    def device_ns(self) -> int:
+        """Run once more; the nanoseconds that the device took, waits for the host within the run included."""
+        self._marks = self._marks or (Event(), Event())
+        begin, end = self._marks
+        begin.record(self.stream)
+        self.enqueue()
+        end.record(self.stream)
+        return round(end.milliseconds_since(begin) * 1e6)
+
+    def close(self) -> None:
+        marks, self._marks = self._marks, None
+        for mark in marks or ():
+            mark.close()

@@ -28,7 +28,8 @@ from routetune.tasks.trial import Outcome
 
 #: How often a waiting parent looks at the child's memory, seconds.
 WATCH_SECONDS = 0.1
-#: A worker is replaced after this many steps, or when it has grown by this many bytes since its first.
+#: A worker is replaced after this many steps, or when it has grown by this many bytes since its first, in
+#: main memory or on the GPU (there a neighbour's growth counts too, and costs a start).
 RECYCLE_STEPS = 1000
 RECYCLE_GROWTH = 4 * 2**30
 #: Loading the interpreter and the libraries on a busy machine is not the route's time.
@@ -61,6 +62,7 @@ class _Process:
     reply: int
     steps: int = 0
     first_rss: int = 0
+    first_device: int = 0
 
     def close(self) -> None:
         for fd in (self.request, self.reply, self.pidfd):
@@ -116,7 +118,7 @@ class Worker:
             self.close()
             raise
         self.worked += reply["seconds"]
-        self._recycle(process)
+        self._recycle(process, reply.get("device_bytes", 0))
         if "error" in reply:
             raise _said_no(reply, fresh)
         return reply["result"]
@@ -193,10 +195,12 @@ class Worker:
             return StepFailed(Outcome.OUT_OF_MEMORY, "killed by the kernel: out of memory", fresh=fresh)
         return StepFailed(Outcome.KILLED, f"killed ({name}) by somebody else", fresh=fresh)
 
-    def _recycle(self, process: _Process) -> None:
+    def _recycle(self, process: _Process, on_device: int) -> None:
         resident = _resident(process.popen.pid)
         process.first_rss = process.first_rss or resident
-        if process.steps >= RECYCLE_STEPS or resident - process.first_rss > RECYCLE_GROWTH:
+        process.first_device = process.first_device or on_device
+        growth = max(resident - process.first_rss, on_device - process.first_device)
+        if process.steps >= RECYCLE_STEPS or growth > RECYCLE_GROWTH:
             self.close()
 
 

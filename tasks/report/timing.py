@@ -63,4 +63,5 @@ def _side_text(found: Mapping[str, int], streams: int) -> str:
     if streams > 1:
         return f"{1e9 / found['p50']:.1f} inferences/s with {streams} in flight"
     marks = "/".join(f"{found[mark] / 1e6:.3f}" for mark in ("p50", "p95", "p99"))
-    return f"{marks} ms (p50/p95/p99 of {found['calls']} calls)"
+    own = f", {found['device_p50'] / 1e6:.3f} ms on the GPU" if "device_p50" in found else ""
+    return f"{marks} ms (p50/p95/p99 of {found['calls']} calls){own}"

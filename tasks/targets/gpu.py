@@ -84,6 +84,12 @@ def momentary(index: int, variables: Mapping[str, str], provider: Provider = loa
         return {name: _ask(nvml, question) for name, question in asked.items()}
 
 
+def uuid(index: int, variables: Mapping[str, str], provider: Provider = load_nvml) -> str | None:
+    """The UUID of the GPU, or MIG instance, that CUDA calls `index`; None where NVML does not tell."""
+    found = momentary(index, variables, provider).get("uuid")
+    return None if found in (None, UNKNOWN, NOT_APPLICABLE) else str(found)
+
+
 def open_device(
     index: int, variables: Mapping[str, str], provider: Provider = load_nvml
 ) -> tuple[Any, _Device | None]:

@@ -48,6 +48,7 @@ class Load:
         samples: nanoseconds of each counted call, by engine name.
         others: cores that other processes used meanwhile, on average; None where it cannot be told.
         conditions: what the device was like afterwards, see `Watch.state`.
+        device: the device's own nanoseconds of a few calls more after each turn; empty where none tells.
         reason: why it is not to be trusted; empty for a quiet load.
         dropped: not used, since enough others were quieter.
     """
@@ -57,6 +58,7 @@ class Load:
     conditions: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     dropped: bool = False
+    device: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,13 +81,16 @@ def duel_load(
         turns = Turns(clock)
         times, sizes = _plan(samplers, settings, turns)
         samples: dict[str, list[int]] = {name: [] for name in samplers}
+        device: dict[str, list[int]] = {name: [] for name in samplers}
         before = watch.read()
         for turn in range(times):
             for name in samplers if turn % 2 == 0 else reversed(samplers):
                 samples[name] += turns.sample(samplers[name], sizes[name])
+                device[name] += turns.device_sample(samplers[name])
         others = watch.others(before, watch.read())
     state = watch.state()
-    return Load(samples, others, state, disturbance(watch, others, state, settings.interference))
+    reason = disturbance(watch, others, state, settings.interference)
+    return Load(samples, others, state, reason, device={name: ns for name, ns in device.items() if ns})
 
 
 def enough(loads: Sequence[Mapping[str, Any]], wanted: int, repeats: int) -> bool:
@@ -116,13 +121,16 @@ def log_ratios(loads: Sequence[Mapping[str, Any]], name: str, control: str) -> l
 def duel_figures(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What else the loads of a duel tell, as strict JSON.
 
-    "times" holds p50, p95 and p99 of each engine in nanoseconds and the number of samples; "loads" is how
-    many count; the rest is that of `fitness`.
+    "times" holds p50, p95 and p99 of each engine in nanoseconds and the number of samples, and "device_p50"
+    where the device told; "loads" is how many count; the rest is that of `fitness`.
     """
-    kept = [load["samples"] for load in loads if not load["dropped"]]
-    names = list(kept[0]) if kept else []
+    counted = [load for load in loads if not load["dropped"]]
+    kept = [load["samples"] for load in counted]
     levels = [mean(map(log_median, samples.values())) for samples in kept]
-    times = {name: percentiles([ns for samples in kept for ns in samples[name]]) for name in names}
+    times = {}
+    for name in kept[0] if kept else ():
+        device = [ns for load in counted for ns in load.get("device", {}).get(name, ())]
+        times[name] = percentiles([ns for samples in kept for ns in samples[name]], device)
     return {"times": times, "loads": len(kept), **fitness(loads, levels, "loads")}
 
 

@@ -11,11 +11,20 @@ from typing import Any
 DRIFT = 0.05
 
 
-def percentiles(samples: Sequence[int]) -> dict[str, int]:
-    """p50, p95 and p99 in nanoseconds, and how many samples; nearest ranks, so each really happened."""
+def percentiles(samples: Sequence[int], device: Sequence[int] = ()) -> dict[str, int]:
+    """p50, p95 and p99 in nanoseconds, and how many samples; nearest ranks, so each really happened.
+
+    Args:
+        device: times of the device itself, if it told any; their median is "device_p50".
+    """
     ordered = sorted(samples)
-    ranks = {f"p{p}": ordered[max(math.ceil(len(ordered) * p / 100), 1) - 1] for p in (50, 95, 99) if ordered}
-    return {**ranks, "calls": len(ordered)}
+    ranks = {f"p{p}": _rank(ordered, p) for p in (50, 95, 99) if ordered}
+    own = {"device_p50": _rank(sorted(device), 50)} if device else {}
+    return {**ranks, **own, "calls": len(ordered)}
+
+
+def _rank(ordered: Sequence[int], percent: int) -> int:
+    return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1]
 
 
 def log_median(samples: Sequence[int]) -> float:

@@ -95,6 +95,8 @@ class Round:
         candidate_ns, control_ns: each call in nanoseconds, in the order of the calls.
         others: cores that other processes used meanwhile, on average; None where it cannot be told.
         conditions: what the device was like afterwards, see `Watch.state`.
+        candidate_device_ns, control_device_ns: the device's own times of a few calls more, taken after the
+            last round of a window; empty in the others, and where no device tells.
         dropped: not used, for `reason`. A reason without `dropped`: used all the same, and the run was busy.
     """
 
@@ -105,6 +107,8 @@ class Round:
     conditions: dict[str, Any] = field(default_factory=dict)
     dropped: bool = False
     reason: str = ""
+    candidate_device_ns: list[int] = field(default_factory=list)
+    control_device_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +189,13 @@ def estimate_from(
 def figures_from(measurement: Mapping[str, Any]) -> dict[str, Any]:
     """What else a stored measurement tells, as strict JSON.
 
-    "candidate" and "control" hold p50, p95 and p99 in nanoseconds and the number of samples; "rounds" is how
-    many were kept; the rest is that of `fitness`.
+    "candidate" and "control" hold p50, p95 and p99 in nanoseconds and the number of samples, and "device_p50"
+    where the device told; "rounds" is how many were kept; the rest is that of `fitness`.
     """
     kept = _kept(measurement)
     levels = [(log_median(one["candidate_ns"]) + log_median(one["control_ns"])) / 2 for one in kept]
     return {
-        "candidate": percentiles([ns for one in kept for ns in one["candidate_ns"]]),
-        "control": percentiles([ns for one in kept for ns in one["control_ns"]]),
+        **{side: _side(kept, side) for side in ("candidate", "control")},
         "rounds": len(kept),
         **fitness(measurement["rounds"], levels, "rounds"),
     }
@@ -272,6 +275,7 @@ class _Run:
                 self.stopped = "abandoned"
                 break
         others = self.watch.others(before, self.watch.read())
+        taken[-1] = self._with_device_times(taken[-1])
         state = self.watch.state()
         reason = disturbance(self.watch, others, state, self.settings.interference)
         # The bound on retries; and what the last of the time was spent on is better kept than nothing.
@@ -282,6 +286,10 @@ class _Run:
         told: dict[str, Any] = {"others": others, "conditions": state, "dropped": dropped, "reason": reason}
         self.rounds += [replace(one, **told) for one in taken]
         self.stopped = self.stopped or self._why_stop()
+
+    def _with_device_times(self, last: Round) -> Round:
+        candidate_ns, control_ns = (self.turns.device_sample(one) for one in (self.candidate, self.control))
+        return replace(last, candidate_device_ns=candidate_ns, control_device_ns=control_ns)
 
     def _why_stop(self) -> str:
         """Never the sign of the result: stopping when it looks good makes false winners."""
@@ -322,6 +330,12 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _side(kept: Sequence[Mapping[str, Any]], side: str) -> dict[str, int]:
+    # A measurement that was kept before the device was asked has no times of its own.
+    device = [ns for one in kept for ns in one.get(f"{side}_device_ns", ())]
+    return percentiles([ns for one in kept for ns in one[f"{side}_ns"]], device)
 
 
 def _steady(times: Sequence[int]) -> bool:

@@ -123,3 +123,41 @@ def test_a_failed_capture_leaves_the_stream_usable() -> None:
             stream.capture(stream.synchronize)  # not allowed while capturing
         stream.capture(lambda: None).close()
         stream.synchronize()
+
+
+TRAP = """
+from cuda.bindings import driver
+from routetune.tasks.engines import cuda
+
+cuda.use("cuda:0")
+stream = cuda.Stream()
+lines = [".version 7.0", ".target sm_70", ".address_size 64", ".visible .entry k()", "{ trap; ret; }"]
+error, module = driver.cuModuleLoadData("\\n".join(lines).encode() + bytes(1))
+error, kernel = driver.cuModuleGetFunction(module, b"k")
+driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream.handle, 0, 0)
+stream.synchronize()
+print("went on")
+"""
+
+
+@pytest.mark.gpu
+def test_a_real_sticky_error_ends_the_process_at_the_next_wait() -> None:
+    """A kernel that traps: whatever runs in its context afterwards would fail or mean nothing."""
+    process = subprocess.run([sys.executable, "-c", TRAP], text=True, capture_output=True, timeout=60)
+    assert process.returncode == -signal.SIGABRT, process.stderr
+    assert "cudaErrorLaunchFailure while waiting for the stream" in process.stderr
+
+
+@pytest.mark.gpu
+def test_memory_in_use_is_told_once_there_is_a_context() -> None:
+    cuda.use("cuda:0")
+    before = cuda.used_memory()
+    held = cuda.Buffer(1 << 30)
+    assert cuda.used_memory() - before >= 1 << 30
+    held.close()
+
+
+def test_hidden_gpus_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not cuda.present()

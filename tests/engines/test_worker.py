@@ -18,7 +18,7 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 from routetune.tasks.engines.attempts import Attempts
-from routetune.tasks.engines.worker import StepFailed, Worker
+from routetune.tasks.engines.worker import RECYCLE_GROWTH, StepFailed, Worker
 from routetune.tasks.errors import EnvironmentBroken
 from routetune.tasks.trial import Outcome
 
@@ -180,6 +180,20 @@ def test_the_child_dies_with_its_parent(model: Path, tmp_path: Path) -> None:
     while _runs(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _runs(child)
+
+
+def test_a_worker_is_replaced_when_it_leaves_memory_behind_on_the_gpu(worker: Worker, build: Any) -> None:
+    """The process is real; what the GPU would tell after its steps is not."""
+    build()
+    process = worker._process
+    assert process is not None and process.first_device == 0  # a step on the CPU tells of no GPU
+    for on_device in (1 << 30, RECYCLE_GROWTH, 0):
+        worker._recycle(process, on_device)
+        assert worker._process is process
+    worker._recycle(process, (1 << 30) + RECYCLE_GROWTH + 1)
+    assert worker._process is None
+    build()
+    assert worker.started == 2
 
 
 def test_arrays_survive_the_way_to_the_worker(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from routetune.tasks.bench import _device
+from routetune.tasks.bench import _device, lock_name
 from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.targets.schema import load_target
 
 from tests.flows.test_stages import HEAD, adding
+from tests.targets.test_gpu import FakeNvml
 
 HOLD = """
 import sys, time
@@ -63,3 +64,12 @@ def test_wait_says_so_and_waits(neighbour: None, tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.warns(UserWarning, match="waiting for it"), device(tmp_path, "wait"):
         assert time.monotonic() - started > 0.5
+
+
+def test_a_gpu_is_locked_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a fake of NVML, as there is no GPU here; tests/gpu asks a real one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    nvml = FakeNvml({}, {})
+    assert lock_name("cuda:0", nvml) == "GPU-1"
+    assert lock_name("cuda:1", nvml) == "cuda:1"  # CUDA would see none: the backend refuses it later
+    assert lock_name("cpu", nvml) == "cpu"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from routetune.tasks.targets.gpu import FIELDS, NOT_APPLICABLE, UNKNOWN, describe, momentary
+from routetune.tasks.targets.gpu import FIELDS, NOT_APPLICABLE, UNKNOWN, describe, momentary, uuid
 
 
 class FakeNvml:
@@ -234,3 +234,15 @@ def test_a_real_gpu_has_no_unknown_field() -> None:
     found = describe(0, os.environ)
     assert UNKNOWN not in found.values(), found
     assert momentary(0, os.environ)["uuid"].startswith(("GPU-", "MIG-"))
+
+
+def test_the_uuid_is_the_same_however_cuda_counts() -> None:
+    nvml = FakeNvml({}, {}, {"instances": (3,)})
+    ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert uuid(1, ordered, nvml) == "GPU-1"
+    assert uuid(0, ordered | {"CUDA_VISIBLE_DEVICES": "1,0"}, nvml) == "GPU-1"
+    assert uuid(1, ordered | {"CUDA_VISIBLE_DEVICES": "1,0"}, nvml) == "GPU-0"
+    assert uuid(7, ordered, nvml) is None
+    lost = FakeNvml({"uuid": FakeNvml.NVMLError_GpuIsLost()})
+    assert uuid(0, {}, lost) is None
+    assert nvml.sessions == lost.sessions == 0

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from routetune.tasks.verdicts.rounds import RoundSettings, estimate_from, measure
+from routetune.tasks.verdicts.duel import DuelSettings, duel_figures, duel_load
+from routetune.tasks.verdicts.rounds import RoundSettings, estimate_from, figures_from, measure
 from routetune.tasks.verdicts.samplers import (
     LONG_SECONDS,
     BadClock,
@@ -147,3 +148,32 @@ def test_throughput_rounds_find_the_faster_of_two() -> None:
     assert all(len(one["candidate_ns"]) in (1, 2) for one in raw["rounds"])
     found = estimate_from(raw)
     assert found.ratio == pytest.approx(2.0, rel=0.25) and found.low > 1.3
+
+
+class OnDevice:
+    """A fake of a call on a GPU, whose own time is always the same; tests/gpu times real ones."""
+
+    def __init__(self, device_ns: int) -> None:
+        self._ns = device_ns
+
+    def __call__(self) -> None:
+        end = time.perf_counter_ns() + 200_000
+        while time.perf_counter_ns() < end:
+            pass
+
+    def device_ns(self) -> int:
+        self()
+        return self._ns
+
+
+def test_the_device_s_own_times_are_recorded_beside_the_wall_s() -> None:
+    settings = RoundSettings(seconds=0.3, max_rounds=60, warm_up_seconds=0.01)
+    raw = measure(OnDevice(7_000), OnDevice(9_000), settings).to_json()
+    figures = figures_from(raw)
+    assert (figures["candidate"]["device_p50"], figures["control"]["device_p50"]) == (7_000, 9_000)
+    assert figures["candidate"]["p50"] > 100_000  # and these rank
+    windows = [one for one in raw["rounds"] if one["candidate_device_ns"]]
+    assert 1 <= len(windows) <= len(raw["rounds"]) and raw["rounds"][-1] in windows
+    load = duel_load({"a": OnDevice(7_000), "b": lambda: OnDevice(0)()}, DuelSettings(seconds=0.05))
+    times = duel_figures([load.to_json()])["times"]
+    assert times["a"]["device_p50"] == 7_000 and "device_p50" not in times["b"]

@@ -48,6 +48,7 @@ def test_an_engine_beside_itself_is_as_fast(built: tuple[dict[str, Any], str], s
     # A chunk of streams gives one sample; of single calls, each call is one.
     assert {len(one["candidate_ns"]) for one in raw["rounds"]} == {2 * raw["calls"] if streams == 1 else 2}
     assert figures_from(raw)["candidate"]["p50"] > 1000
+    assert "device_p50" not in figures_from(raw)["candidate"]  # no events on a CPU
 
 
 @pytest.mark.parametrize("streams", [1, 3])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from routetune.tasks.engines import cuda
 from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Runner
 from routetune.tasks.errors import BadInput
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 class OnnxRuntime:
     """The backend; holds nothing, so that one is as good as another.
 
-    `Engine.options` is {"backend", "version", "provider", "device", "knobs"}: "knobs" are the settings of the
-    route that are not in the file, by knob name.
+    `Engine.options` is {"backend", "version", "provider", "device", "knobs"}: "device" is the kind, "cpu" or
+    "cuda"; "knobs" are the settings of the route that are not in the file, by knob name, those of the
+    provider among them.
     """
 
     name = "onnxruntime"
@@ -31,26 +33,28 @@ class OnnxRuntime:
             BadInput: the library is missing, or has no provider for the device here.
         """
         from routetune.tasks.engines.onnxruntime.knobs import knob_database
-        from routetune.tasks.engines.onnxruntime.session import provider_of
+        from routetune.tasks.engines.onnxruntime.session import kind_of, provider_of
 
         provider_of(device)
-        return knob_database()
+        return knob_database(kind_of(device))
 
     def versions(self, device: str) -> dict[str, str]:
-        """The library's version and build, and the providers that it was built with.
+        """The library's version, build and providers; for a GPU, the versions of CUDA and cuDNN too.
 
         Raises:
             BadInput: it has no provider for the device here.
         """
         import onnxruntime
-        from routetune.tasks.engines.onnxruntime.session import provider_of
+        from routetune.tasks.engines.onnxruntime.libraries import versions_on_cuda
+        from routetune.tasks.engines.onnxruntime.session import kind_of, provider_of
 
         provider_of(device)
-        return {
+        found = {
             "onnxruntime": onnxruntime.__version__,
             "onnxruntime build": onnxruntime.get_build_info(),
             "onnxruntime providers": " ".join(onnxruntime.get_available_providers()),
         }
+        return found | (versions_on_cuda() if kind_of(device) == "cuda" else {})
 
     def build(self, order: BuildOrder) -> Engine:
         """Build one engine; the file is complete in itself, whatever sidecars the model has.
@@ -61,11 +65,13 @@ class OnnxRuntime:
         """
         from routetune.tasks.engines.onnxruntime.identity import identity
         from routetune.tasks.engines.onnxruntime.knobs import check_route
-        from routetune.tasks.engines.onnxruntime.session import applied_at_load, provider_of
+        from routetune.tasks.engines.onnxruntime.session import applied_at_load, kind_of, provider_of
         from routetune.tasks.engines.onnxruntime.sidecars import embed
 
-        check_route(order.route)
         provider = provider_of(order.device)
+        check_route(order.route, kind_of(order.device))
+        if order.device != "cpu":
+            cuda.use(order.device)
         # What an earlier build left there must not pass for the result of this one.
         order.output.unlink(missing_ok=True)
         try:
@@ -79,7 +85,7 @@ class OnnxRuntime:
                 digest=_digest(order.output),
                 size=order.output.stat().st_size,
                 identity=identity(model, knobs),
-                options=_options(provider, order.device, knobs),
+                options=_options(provider, kind_of(order.device), knobs),
             )
         except BaseException:
             order.output.unlink(missing_ok=True)
@@ -93,24 +99,48 @@ class OnnxRuntime:
             Exception: the library's own, when it refuses the file.
         """
         from routetune.tasks.engines.onnxruntime.knobs import check_route
-        from routetune.tasks.engines.onnxruntime.runner import SessionRunner
-        from routetune.tasks.engines.onnxruntime.session import DENORMALS, load_options, open_session
+        from routetune.tasks.engines.onnxruntime.session import kind_of, provider_of
 
-        options = engine.options
-        for field, expected in (("backend", OnnxRuntime.name), ("device", device)):
+        options, kind = engine.options, kind_of(device)
+        for field, expected in (("backend", OnnxRuntime.name), ("device", kind)):
             if options.get(field) != expected:
                 raise BadInput(f"the engine is for {field} {options.get(field)!r}, not for {expected!r}")
-        knobs = options["knobs"]
-        check_route(knobs)
-        flush = knobs.get(DENORMALS) == "1"
-        session = open_session(
-            engine.path,
-            load_options(knobs),
-            options["provider"],
-            plugins=settings.get("plugins", ()),
-            flush=flush,
-        )
-        return SessionRunner(session, flush)
+        provider_of(device)
+        check_route(options["knobs"], kind)
+        loaded = _loaded_on_cuda if kind == "cuda" else _loaded_on_cpu
+        return loaded(engine, device, settings.get("plugins", ()))
+
+
+def _loaded_on_cpu(engine: Engine, device: str, plugins: Iterable[str]) -> Runner:
+    from routetune.tasks.engines.onnxruntime.runner import SessionRunner
+    from routetune.tasks.engines.onnxruntime.session import DENORMALS, load_options, open_session
+
+    knobs = engine.options["knobs"]
+    flush = knobs.get(DENORMALS) == "1"
+    provider = engine.options["provider"]
+    session = open_session(engine.path, load_options(knobs), provider, plugins=plugins, flush=flush)
+    return SessionRunner(session, flush)
+
+
+def _loaded_on_cuda(engine: Engine, device: str, plugins: Iterable[str]) -> Runner:
+    from routetune.tasks.engines.onnxruntime.runner_cuda import CudaRunner, device_errors
+    from routetune.tasks.engines.onnxruntime.session import load_options, open_session, provider_options
+
+    cuda.use(device)
+    knobs, stream = engine.options["knobs"], cuda.Stream()
+    try:
+        with device_errors():
+            session = open_session(
+                engine.path,
+                load_options(knobs),
+                engine.options["provider"],
+                provider_options=provider_options(knobs, device, stream.handle),
+                plugins=plugins,
+            )
+        return CudaRunner(session, stream, cuda.number_of(device), knobs.get("-enable_cuda_graph") == "1")
+    except BaseException:
+        stream.close()
+        raise
 
 
 def _compile(order: BuildOrder, provider: str) -> None:
@@ -120,6 +150,7 @@ def _compile(order: BuildOrder, provider: str) -> None:
         build_options,
         disabled_optimizers,
         open_session,
+        provider_options,
     )
 
     dimensions = _fixed_dimensions(order) if order.route.get("-free_dimension_override") == "on" else {}
@@ -128,6 +159,7 @@ def _compile(order: BuildOrder, provider: str) -> None:
             order.model,
             build_options(order.route, order.output, dimensions),
             provider,
+            provider_options=provider_options(order.route, order.device),
             plugins=order.settings.get("plugins", ()),
             disabled=disabled_optimizers(order.route),
             flush=order.route.get(DENORMALS) == "1",
@@ -135,7 +167,15 @@ def _compile(order: BuildOrder, provider: str) -> None:
     except (BadInput, MemoryError):
         raise
     except Exception as error:
+        if order.device != "cpu" and isinstance(told := _named(error), MemoryError):
+            raise told from error
         raise BuildError(str(error).strip()) from error
+
+
+def _named(error: Exception) -> Exception:
+    from routetune.tasks.engines.onnxruntime.runner_cuda import named
+
+    return named(error)
 
 
 def _compiled(path: Path) -> ModelProto:

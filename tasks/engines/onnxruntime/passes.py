@@ -18,9 +18,25 @@ class Pass:
     changes_results: bool = False
 
 
+#: Transformers that act on the CUDA provider's nodes only, and on the CPU's only.
+CUDA_ONLY = frozenset(
+    {"BiasSoftmaxFusion", "GroupQueryAttentionFusion", "GroupQueryAttentionPreNormFusion", "SwiGluFusion"}
+)
+CPU_ONLY = frozenset(
+    {
+        "TransposeOptimizer_CPUExecutionProvider",
+        "QDQS8ToU8Transformer",
+        "GemmActivationFusion",
+        "MatMulIntegerToFloatFusion",
+        "DynamicQuantizeMatMulFusion",
+        "NchwcTransformer",
+        "NhwcTransformer",
+        "ConvAddActivationFusion",
+    }
+)
 #: Transformers that no knob switches: those that hold the rules, the one that applies the fixed dimensions,
-#: one that runs even when it is named, and those of other providers, which leave the CPU's nodes alone.
-NOT_KNOBS = frozenset(
+#: one that runs even when it is named, and those of other providers.
+_NEVER = frozenset(
     {
         "Level1_RuleBasedTransformer",
         "Level2_RuleBasedTransformer",
@@ -28,14 +44,13 @@ NOT_KNOBS = frozenset(
         "FreeDimensionOverrideTransformer",
         "EnsureUniqueDQForNodeUnit",
         "BiasDropoutFusion",
-        "BiasSoftmaxFusion",
-        "GroupQueryAttentionFusion",
-        "GroupQueryAttentionPreNormFusion",
         "MatMulActivationFusion",
         "RocmBlasAltImpl",
-        "SwiGluFusion",
     }
 )
+#: The same for the CPU's knobs, and for the CUDA provider's.
+NOT_KNOBS = _NEVER | CUDA_ONLY
+NOT_KNOBS_ON_CUDA = _NEVER | CPU_ONLY
 
 _TRANSFORMERS = (
     Pass("DoubleQDQPairsRemover", "Make one Q/DQ pair of two in a row.", True),
@@ -67,6 +82,10 @@ _TRANSFORMERS = (
     Pass("SimplifiedLayerNormFusion", "Make a fused root-mean-square normalisation of its parts.", True),
     Pass("AttentionFusion", "Make one Attention operator of the nodes of an attention block.", True),
     Pass("EmbedLayerNormFusion", "Make one operator of embeddings, their sum and its normalisation.", True),
+    Pass("BiasSoftmaxFusion", "Put the sum into the Softmax after it.", True),
+    Pass("GroupQueryAttentionFusion", "Put rotary embeddings into the attention after them.", True),
+    Pass("GroupQueryAttentionPreNormFusion", "Put the normalisation into the attention after it.", True),
+    Pass("SwiGluFusion", "Make one operator of the parts of a gated SiLU.", True),
     Pass("GatherSliceToSplitFusion", "Make one Split of Gathers or Slices that share an input."),
     Pass("GatherToSliceFusion", "Make a Slice of a Gather over a range."),
     Pass("MatmulTransposeFusion", "Let the multiplication read its input transposed.", True),

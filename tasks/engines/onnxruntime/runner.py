@@ -63,12 +63,12 @@ class SessionRunner:
         if shapes is not None:
             try:
                 return self._run(fed, shapes)
-            except Unwritten:
+            except (Unwritten, MemoryError):
                 raise
             except Exception:
                 # Either the shapes depend on values after all, or the run fails whatever the buffers.
                 outputs = self._run(fed, None)
-                self._shapes[_shapes_of(fed.values())] = None
+                self._shapes[shapes_of(fed.values())] = None
                 return outputs
         return self._run(fed, None)
 
@@ -80,7 +80,7 @@ class SessionRunner:
         """
         self.infer(inputs)  # so that the shapes known are those of these very values
         fed = self._checked(inputs)
-        bound = self._bound(fed, self._shapes[_shapes_of(fed.values())])
+        bound = self._bound(fed, self._shapes[shapes_of(fed.values())])
         call = _Call(self._session.run_with_iobinding, bound, self._flush)
         self._calls.append(call)
         return call
@@ -101,18 +101,21 @@ class SessionRunner:
 
     def _learned(self, fed: Mapping[str, Array]) -> Shapes | None:
         """The outputs' shapes for inputs of these shapes; runs once when not known."""
-        key = _shapes_of(fed.values())
+        key = shapes_of(fed.values())
         if key not in self._shapes:
-            self._shapes[key] = self._declared or _shapes_of(self._run(fed, None).values())
+            self._shapes[key] = self._declared or shapes_of(self._run(fed, None).values())
         return self._shapes[key]
 
     def _run(self, fed: Mapping[str, Array], shapes: Shapes | None) -> dict[str, Array]:
         bound = self._bound(fed, shapes)
         with flushing(self._flush):
-            self._session.run_with_iobinding(bound.binding)
+            self._launch(bound.binding)
         buffers: Sequence[Array | None] = bound.outputs or [None] * len(self._outputs)
         results = zip(self._outputs.items(), bound.binding.get_outputs(), buffers, strict=True)
         return {name: _taken(element, value, buffer) for (name, element), value, buffer in results}
+
+    def _launch(self, binding: Any) -> None:
+        self._session.run_with_iobinding(binding)
 
     def _bound(self, fed: Mapping[str, Array], shapes: Shapes | None) -> _Bound:
         """The inputs bound, and fresh outputs: sentinels of `shapes`, or the library's own buffers."""
@@ -194,5 +197,6 @@ def _declared(session: Any) -> Shapes | None:
     return shapes if all(isinstance(size, int) for shape in shapes for size in shape) else None
 
 
-def _shapes_of(arrays: Iterable[Array]) -> Shapes:
+def shapes_of(arrays: Iterable[Array]) -> Shapes:
+    """The shape of each array."""
     return tuple(array.shape for array in arrays)

@@ -6,27 +6,70 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from routetune.tasks.engines.cuda import number_of
 from routetune.tasks.engines.onnxruntime.denormals import flushing
-from routetune.tasks.engines.onnxruntime.settings import Setting, settings
+from routetune.tasks.engines.onnxruntime.libraries import preload
+from routetune.tasks.engines.onnxruntime.settings import Setting
+from routetune.tasks.engines.onnxruntime.settings_cuda import every_setting
 from routetune.tasks.errors import BadInput
 
 DENORMALS = "-session.set_denormal_as_zero"
 
-#: What computes for a device. The library itself only warns when a provider is missing, and takes the CPU.
-PROVIDERS = {"cpu": "CPUExecutionProvider"}
+#: What computes for a kind of device. The library itself only warns when one is missing, and takes the CPU.
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def provider_of(device: str) -> str:
     """The execution provider for a device.
 
     Raises:
-        BadInput: the backend has none for it.
+        BadInput: the backend has none for it, or the installed library was built without it.
     """
-    try:
-        return PROVIDERS[device]
-    except KeyError:
-        known = ", ".join(PROVIDERS)
-        raise BadInput(f"backend onnxruntime cannot use device {device!r}; it can use: {known}") from None
+    import onnxruntime
+
+    kind = kind_of(device)
+    if kind == "cuda":
+        number_of(device)
+    elif device != "cpu":
+        raise BadInput(f"backend onnxruntime cannot use device {device!r}; it can use: cpu, cuda:N")
+    has = onnxruntime.get_available_providers()
+    if PROVIDERS[kind] not in has:
+        raise BadInput(
+            f"backend onnxruntime cannot use device {device!r}: onnxruntime {onnxruntime.__version__} here "
+            f"was built without {PROVIDERS[kind]} (it has {', '.join(has)}). {ADVICE}"
+        )
+    return PROVIDERS[kind]
+
+
+#: The two packages are one folder: whichever was installed last is the one that is imported.
+ADVICE = (
+    "Install the GPU build in place of the other: pip uninstall onnxruntime, then pip install "
+    '--force-reinstall --no-deps onnxruntime-gpu; or set engine.device = "cpu" in the target'
+)
+
+
+def kind_of(device: str) -> str:
+    """The kind of a device: "cpu" or "cuda"."""
+    return device.partition(":")[0]
+
+
+def provider_options(knobs: Mapping[str, str], device: str, stream: int = 0) -> dict[str, str]:
+    """The options of a device's provider for the settings of a checked route, or of an engine.
+
+    Args:
+        stream: address of the CUDA stream to compute on; 0 for one of the provider's own.
+    """
+    if kind_of(device) == "cpu":
+        return {}
+    found = {"device_id": str(number_of(device))}
+    if stream:
+        found["user_compute_stream"] = str(stream)
+    rows = every_setting()
+    for name, value in knobs.items():
+        row = rows.get(name.removeprefix("-"))
+        if row is not None and row.place == "provider" and value != row.default:
+            found[row.name] = value
+    return found
 
 
 def build_options(route: Mapping[str, str], output: Path, dimensions: Mapping[str, int]) -> Any:
@@ -56,7 +99,7 @@ def load_options(knobs: Mapping[str, str]) -> Any:
 
 def applied_at_load(route: Mapping[str, str]) -> dict[str, str]:
     """The part of a route that is not in the engine's graph, by knob name."""
-    rows = settings()
+    rows = every_setting()
     return {
         name: value
         for name, value in sorted(route.items())
@@ -66,7 +109,7 @@ def applied_at_load(route: Mapping[str, str]) -> dict[str, str]:
 
 def disabled_optimizers(route: Mapping[str, str]) -> set[str]:
     """The transformers and rules that a route switches off."""
-    rows = settings()
+    rows = every_setting()
     names = {name.removeprefix("-") for name, value in route.items() if value == "off"}
     return names - rows.keys()
 
@@ -76,6 +119,7 @@ def open_session(
     options: Any,
     provider: str,
     *,
+    provider_options: Mapping[str, str] | None = None,
     plugins: Iterable[str] = (),
     disabled: Iterable[str] = (),
     flush: bool = False,
@@ -85,11 +129,13 @@ def open_session(
     The model is opened by its path, since its sidecars are found beside it.
 
     Raises:
-        BadInput: a plugin cannot be loaded.
+        BadInput: a plugin cannot be loaded, or the provider.
         Exception: the library's own, when it refuses the model or the options.
     """
     import onnxruntime
 
+    if provider == PROVIDERS["cuda"]:
+        preload()
     for library in plugins:
         _register(options, library)
     with flushing(flush):
@@ -98,13 +144,17 @@ def open_session(
         session = onnxruntime.InferenceSession(
             str(model),
             options,
-            providers=[provider],
+            providers=[(provider, dict(provider_options or {}))],
             enable_fallback=0,
             read_config_from_model=0,
             disabled_optimizers=set(disabled),
         )
     if session.get_providers()[0] != provider:
-        raise RuntimeError(f"onnxruntime took {session.get_providers()[0]} in place of {provider}")
+        raise BadInput(
+            f"onnxruntime took {session.get_providers()[0]} in place of {provider}, which it could not load; "
+            "the log says why. It needs the CUDA and cuDNN that onnxruntime-gpu was built for, as wheels "
+            "beside it (pip install 'onnxruntime-gpu[cuda,cudnn]') or on LD_LIBRARY_PATH"
+        )
     return session
 
 
@@ -114,10 +164,10 @@ def _options(knobs: Mapping[str, str]) -> Any:
     options = onnxruntime.SessionOptions()
     # A file's name ending in .ort would make it another format.
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    rows = settings()
+    rows = every_setting()
     for name, value in knobs.items():
         row = rows.get(name.removeprefix("-"))
-        if row is None or value == row.default or row.place == "shapes":
+        if row is None or value == row.default or row.place in ("shapes", "provider"):
             continue
         if row.place == "entry":
             options.add_session_config_entry(row.name, value)

@@ -1,6 +1,7 @@
 """ONNX Runtime's session options and config entries that a route may set, as one table.
 
-Only those with an effect on the CPU provider are here. The library itself accepts unknown entries and most
+Only those with an effect on the CPU provider are here; what the CUDA provider has besides, and which of these
+act on it, is in `settings_cuda`. The library itself accepts unknown entries and most
 bad values without a word, so everything is checked against this table before it gets there.
 """
 
@@ -17,8 +18,9 @@ from routetune.tasks.targets.processor import cores
 SWITCH = ("on", "off")
 FLAG = ("0", "1")
 
-#: Where a setting goes: an attribute of SessionOptions, a config entry, or the shapes of the inputs.
-Place = Literal["attribute", "entry", "shapes"]
+#: Where a setting goes: an attribute of SessionOptions, a config entry, the shapes of the inputs, or the
+#: options of the execution provider.
+Place = Literal["attribute", "entry", "shapes", "provider"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from routetune.tasks.engines.cuda import Array, Buffer, Graph, Stream
+from routetune.tasks.engines.cuda import Array, Buffer, Graph, Inference, Stream
 from routetune.tasks.engines.feeding import checked_inputs
 from routetune.tasks.engines.onnxruntime.tensors import Element
 from routetune.tasks.engines.tensorrt.library import library, log
@@ -111,13 +111,13 @@ class EngineRunner:
         return _Work(self._engine, fed, self._elements, self._outputs)
 
 
-class _Work:
+class _Work(Inference):
     """One set of inputs on the device, with an execution context, a stream and buffers of its own."""
 
     def __init__(
         self, engine: Any, fed: Mapping[str, Array], elements: Mapping[str, Element], outputs: list[str]
     ) -> None:
-        self.stream = Stream()
+        super().__init__(Stream())
         self._elements, self._outputs = elements, outputs
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
@@ -136,15 +136,15 @@ class _Work:
             self._bind_output(engine, name)
         self.stream.synchronize()
 
-    def __call__(self) -> None:
+    def enqueue(self) -> None:
+        """Put one inference into the stream, as a graph where one was captured."""
         if self._graph is not None:
             self._graph.launch(self.stream)
         else:
             self.run()
-        self.stream.synchronize()
 
     def run(self) -> None:
-        """Put one inference into the stream."""
+        """Put one inference into the stream, kernel by kernel."""
         if self._context is None:
             raise Closed("the engine is closed; load it again to run it")
         if not self._context.execute_async_v3(self.stream.handle):
@@ -177,6 +177,7 @@ class _Work:
 
     def close(self) -> None:
         """Free everything; safe to call again."""
+        super().close()
         graph, self._graph = self._graph, None
         self._context = None
         if graph is not None:
