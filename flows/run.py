@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,23 @@ def run_tune(
     target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    return _run("tune", quiet, str(target.absolute()), str(store), force, refresh)
+
+
+def run_reproduce(target: Path, store: Path, quiet: bool = False) -> dict[str, Any]:
+    """Run the flow `reproduce` likewise."""
+    return _run("reproduce", quiet, str(target.absolute()), str(store))
+
+
+def _run(name: str, quiet: bool, *arguments: Any) -> dict[str, Any]:
+    """Run the flow `name` of the module of that name."""
+    for variable, value in QUIET.items():
+        os.environ.setdefault(variable, value)
     _check_server()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-    from routetune.flows.tune import tune
     from routetune.tasks.report.progress import listening
 
+    flow = getattr(import_module(f"routetune.flows.{name}"), name)
     with ExitStack() as stack:
         if sys.stderr.isatty() and not quiet:
             from routetune.tasks.report.bar import Bar
@@ -42,7 +53,7 @@ def run_tune(
             stack.enter_context(listening(stack.enter_context(closing(Bar()))))
         # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
-        report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
+        report: dict[str, Any] = flow(*arguments)
     return report
 
 

@@ -218,8 +218,14 @@ def failure_from(value: dict[str, Any]) -> Failure | None:
 
 
 @contextmanager
-def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Bench]:
+def open_bench(
+    path: Path, store: Store, refresh: bool = False, purpose: str | None = None
+) -> Iterator[Bench]:
     """A bench for the target file at `path`, with a locked device and a worker, both given back at the end.
+
+    Args:
+        refresh: answer nothing from the store.
+        purpose: what the run is for, where it is not to tune: then it goes on with no run that was.
 
     Raises:
         BusyDevice: the device is in use and the target requires to have it alone.
@@ -229,7 +235,8 @@ def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Benc
         target = load_target(path)
         stack.enter_context(_device(target, resolve(target)[1]))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
-        run = stack.enter_context(store.runs.open(subject.target.name, subject.bound_to))
+        bound_to = subject.bound_to | ({"purpose": purpose} if purpose else {})
+        run = stack.enter_context(store.runs.open(subject.target.name, bound_to))
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

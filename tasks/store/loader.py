@@ -66,6 +66,30 @@ def load_current(
     if strict and today is None:
         raise BadInput("strict loading compares environments: give today's, as environment.observe tells it")
     place = store_root(root)
+    try:
+        return _load(place, target, environment, today, strict)
+    except BadPublication:
+        # Between our look at the pointer and at what it names, a publisher may have retired that generation.
+        return _load(place, target, environment, today, strict)
+
+
+def has_moved(published: Published) -> bool:
+    """Whether another generation is current by now, where this one was; reads one small file.
+
+    Raises:
+        BadPublication: the pointer is damaged or gone.
+    """
+    place = published.path.parents[2]
+    pointer = manifests.read_pointer(place)
+    if pointer is None or pointer.current is None:
+        raise BadPublication(f"nothing is published at {place} any more")
+    generation: int = published.manifest["generation"]
+    return pointer.current.generation != generation
+
+
+def _load(
+    place: Path, target: str, environment: str | None, today: Mapping[str, Any] | None, strict: bool
+) -> Published:
     if environment is None:
         publication = _choose(place, target, today)
     else:
@@ -146,4 +170,4 @@ def _label(publication: Publication) -> str:
     return f"{publication.manifest['environment_key']} ({device}, published {when})"
 
 
-__all__ = ["BadPublication", "Published", "Refused", "load_current"]
+__all__ = ["BadPublication", "Published", "Refused", "has_moved", "load_current"]
