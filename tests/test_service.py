@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from routetune.tasks.errors import BadInput
 from routetune.tasks.service import current_engine, has_moved, load_runner, located
+from routetune.tasks.status import freshness
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.loader import Refused
 from routetune.tasks.store.manifests import BadPublication
@@ -99,6 +100,25 @@ def test_the_environment_is_graded_as_the_loader_does(store: Store, tmp_path: Pa
         located(tmp_path / "plus.toml", store.root)
     with pytest.raises(BadInput, match="'nothing' is not published"):
         located(Path("nothing"), store.root)
+
+
+def test_an_edited_version_in_a_manifest_is_named_and_the_one_before_is_untouched(
+    store: Store, tmp_path: Path
+) -> None:
+    """H56, as operations meet it: status, path, verify, roll back."""
+    first, second = publish(store, tmp_path, 1.0), publish(store, tmp_path, 1.0, {DENORMALS: "1"})
+    target, manifest = tmp_path / "plus.toml", second.engine.with_name("manifest.json")
+    version = second.manifest["bound_to"]["environment"]["version.onnxruntime"].encode()
+    manifest.chmod(0o600)
+    manifest.write_bytes(manifest.read_bytes().replace(version, b"0.0.1"))
+    state = freshness(target, store)
+    assert state.state == "stale" and state.cost == "publish" and str(manifest) in state.detail
+    with pytest.raises(BadPublication, match=f"manifest {manifest} was changed after it was published"):
+        located(target, store.root)
+    [problem] = store.publications.verify("plus", second.manifest["environment_key"])
+    assert str(manifest) in problem
+    assert store.publications.rollback("plus", second.manifest["environment_key"]) == first
+    assert located(target, store.root)["path"] == str(first.engine)
 
 
 @contextmanager

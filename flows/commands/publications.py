@@ -84,8 +84,8 @@ def reproduce(target: TargetArgument, store: StoreOption = None, as_json: Json =
     from routetune.tasks.service import find
     from routetune.tasks.store import open_store
 
+    find(target, store, strict=False)
     opened = open_store(store)
-    find(target, opened.root, strict=False)
     from routetune.flows.run import run_reproduce
 
     found = run_reproduce(target, opened.root, quiet=as_json)

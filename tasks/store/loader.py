@@ -66,11 +66,14 @@ def load_current(
     if strict and today is None:
         raise BadInput("strict loading compares environments: give today's, as environment.observe tells it")
     place = store_root(root)
-    try:
-        return _load(place, target, environment, today, strict)
-    except BadPublication:
-        # Between our look at the pointer and at what it names, a publisher may have retired that generation.
-        return _load(place, target, environment, today, strict)
+    while True:
+        pointers = _pointers(place, target)
+        try:
+            return _load(place, target, environment, today, strict)
+        except BadPublication:
+            # Between our look at a pointer and at what it names, a publisher may have retired just that.
+            if _pointers(place, target) == pointers:
+                raise
 
 
 def has_moved(published: Published) -> bool:
@@ -85,6 +88,18 @@ def has_moved(published: Published) -> bool:
         raise BadPublication(f"nothing is published at {place} any more")
     generation: int = published.manifest["generation"]
     return pointer.current.generation != generation
+
+
+def _pointers(root: Path, target: str) -> list[tuple[str, int, int]]:
+    """What tells that a target was published in the meantime: environment, inode and time of each pointer."""
+    found = []
+    for key in manifests.environments(root, target):
+        try:
+            status = (manifests.home(root, target, key) / manifests.POINTER).stat()
+            found.append((key, status.st_ino, status.st_mtime_ns))
+        except OSError:
+            continue
+    return found
 
 
 def _load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ def _prepare(draft: Draft) -> None:
     draft.pointer = _pointer(draft.blobs.root, draft.place)
     make_folder(generations)
     for left in generations.glob(f"{UNFINISHED}*"):
-        remove_folder(left)
+        shutil.rmtree(left, ignore_errors=True)
     draft.generation = max(manifests.numbers(draft.place), default=0) + 1
     draft.folder = unfinished(generations)
     draft.folder.mkdir()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from routetune.tasks.store import manifests
-from routetune.tasks.store.files import is_inside, remove_folder, sync_folder, unfinished
+from routetune.tasks.store.files import is_inside, sync_folder, unfinished
 from routetune.tasks.store.manifests import Pointer
 
 
@@ -41,4 +42,4 @@ def _remove(root: Path, folder: Path) -> None:
     if doomed.is_symlink() or not is_inside(root, doomed):
         doomed.unlink()
     else:
-        remove_folder(doomed)
+        shutil.rmtree(doomed)
