@@ -126,6 +126,7 @@ def markdown(answer: dict[str, Any]) -> str:
     lines = [
         f"# {answer['target']}",
         headline(answer),
+        *([answer["note"]] if "note" in answer else []),
         "",
         f"- environment: {answer['environment']}",
         f"- accuracy: {answer['accuracy']['verdict']}",

@@ -1,4 +1,4 @@
-"""Publications as earlier versions wrote them. Their folders are never written anew: a new schema adds one."""
+"""Publications as earlier versions wrote them. No folder is written anew: a new schema adds one."""
 
 from __future__ import annotations
 
