@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from routetune.tasks.accuracy import check, verdict
@@ -18,13 +18,27 @@ from routetune.tasks.store.manifests import Publication, check_engine
 from routetune.tasks.targets.changes import compare
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import log_ratios
-from routetune.tasks.verdicts.intervals import Estimate, estimate
+from routetune.tasks.verdicts.intervals import estimate
 from routetune.tasks.verdicts.selection import Decision, loads_needed
 
 #: The published engine's name in a duel; no route can have it.
 PUBLISHED = "(published)"
 #: The kind of decision by which it stays.
 KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """How the published engine fared against the winner.
+
+    Attributes:
+        why: a clause on the one of the two that loses.
+        loads: of the duel; empty where the published engine did not run.
+    """
+
+    stays: bool
+    why: str
+    loads: list[dict[str, Any]] = field(default_factory=list)
 
 
 @stage("challenge what is published", of="winner")
@@ -46,15 +60,10 @@ def challenge_published(bench: Bench, selection: Selection) -> Selection:
     if problem := _problem(bench, incumbent):
         return _remarked(selection, f"{_label(publication)} could not be kept: {problem}")
     incumbent = verdict(bench, check(bench, incumbent))
-    timing = bench.subject.target.timing
-    try:
-        loads = duel(bench, _duellists(bench, selection, incumbent), _count(bench))
-    except StepFailed as failed:  # the winner has just run in a duel of its own
-        return _remarked(selection, f"{_label(publication)} failed in the duel with it: {failed}")
-    found = estimate(log_ratios(loads, _name(bench, selection.winner), PUBLISHED), timing.confidence)
-    if found.low > 1:
-        return _remarked(selection, f"it is {found} as fast as {_label(publication)}")
-    return _kept(bench, publication, _defended(bench, selection, incumbent, loads, found, publication))
+    met = _meet(bench, selection.winner, incumbent)
+    if not met.stays:
+        return _remarked(selection, f"{_label(publication)} {met.why}")
+    return _kept(bench, publication, _defended(bench, selection, incumbent, met, publication))
 
 
 def kept_because(selection: Selection) -> str:
@@ -109,14 +118,23 @@ def _problem(bench: Bench, incumbent: Trial) -> str:
     return problem_of(bench, incumbent.engine)
 
 
-def _duellists(bench: Bench, selection: Selection, incumbent: Trial) -> dict[str, Trial]:
+def _meet(bench: Bench, winner: Trial, incumbent: Trial) -> Meeting:
+    """The duel of the two; where they do not run together, the published one must run without the winner."""
     assert bench.control is not None
-    winner = selection.winner
-    return {CONTROL: bench.control, PUBLISHED: incumbent, _name(bench, winner): winner}
-
-
-def _name(bench: Bench, winner: Trial) -> str:
-    return CONTROL if winner is bench.control else str(winner.route)
+    name = CONTROL if winner is bench.control else str(winner.route)
+    two = {CONTROL: bench.control, PUBLISHED: incumbent}
+    try:
+        loads = duel(bench, two | {name: winner}, _count(bench))
+    except StepFailed as failed:
+        try:
+            why = f"{winner.route.label} cannot be measured beside it ({failed})"
+            return Meeting(True, why, duel(bench, two, _count(bench)))
+        except StepFailed as own:
+            return Meeting(False, f"could not be kept: it failed in a duel: {own}")
+    found = estimate(log_ratios(loads, name, PUBLISHED), bench.subject.target.timing.confidence)
+    if found.low > 1:
+        return Meeting(False, f"is beaten: the winner is {found} as fast", loads)
+    return Meeting(True, f"{winner.route.label} is {found} as fast, which does not beat it", loads)
 
 
 def _count(bench: Bench) -> int:
@@ -128,24 +146,22 @@ def _defended(
     bench: Bench,
     selection: Selection,
     incumbent: Trial,
-    loads: list[dict[str, Any]],
-    found: Estimate,
+    met: Meeting,
     publication: Publication,
 ) -> Selection:
     """The selection that the published engine has won."""
     route, beaten = str(incumbent.route), selection.winner
-    speed = estimate(log_ratios(loads, PUBLISHED, CONTROL), bench.subject.target.timing.confidence)
-    why = f"{beaten.route.label} is {found} as fast, which does not beat it"
+    speed = estimate(log_ratios(met.loads, PUBLISHED, CONTROL), bench.subject.target.timing.confidence)
     decision = Decision(
         route,
         KEPT,
-        f"{_label(publication)} stays: {why}",
+        f"{_label(publication)} stays: {met.why}",
         speed,
         [],
-        selection.decision.explanations | {str(beaten.route): why},
+        selection.decision.explanations | {str(beaten.route): met.why},
     )
     # Under the name of its route, as in any other duel; that of another build of the same route gives way.
-    renamed = [{**load, "samples": _renamed(load["samples"], route)} for load in loads]
+    renamed = [{**load, "samples": _renamed(load["samples"], route)} for load in met.loads]
     return replace(selection, winner=incumbent, decision=decision, loads=renamed)
 
 

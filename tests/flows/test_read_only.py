@@ -18,7 +18,7 @@ from tests.published import publish, write_target
 MOUNTED = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
 
 
-@pytest.mark.parametrize("part", ["", "publications", "blobs"])
+@pytest.mark.parametrize("part", ["", "publications"])
 def test_a_read_only_store_is_found_before_any_build(store_folder: Path, tmp_path: Path, part: str) -> None:
     probe = ["unshare", "-m", "sh", "-c", MOUNTED, "sh", str(tmp_path), "true"]
     if subprocess.run(probe, capture_output=True).returncode:

@@ -77,6 +77,7 @@ def reproduce(path: Path, store: Store) -> dict[str, Any]:
         return comparison(bench, published, trial, run(duel_again, (published, trial)))
 
 
+@pytest.mark.slow
 def test_a_true_claim_holds_and_nothing_is_published(target: Path, store: Store) -> None:
     first, _ = tune(target, store)
     found = reproduce(target, store)
