@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,7 @@ def run_tune(
     target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
-    with _prefect(quiet):
-        from routetune.flows.tune import tune
-
-        report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
-    return report
+    return _run("tune", quiet, str(target.absolute()), str(store), force, refresh)
 
 
 def run_retune(
@@ -44,24 +40,25 @@ def run_retune(
     force: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Run the flow `retune` here and now, as `run_tune`."""
-    with _prefect(quiet):
-        from routetune.flows.retune import retune
-
-        places = [str(target.absolute()) for target in targets]
-        report: dict[str, Any] = retune(places, str(store), seconds, device_seconds, force)
-    return report
+    """Run the flow `retune` likewise."""
+    places = [str(target.absolute()) for target in targets]
+    return _run("retune", quiet, places, str(store), seconds, device_seconds, force)
 
 
-@contextmanager
-def _prefect(quiet: bool) -> Iterator[None]:
-    """Prefect set up for a flow in this process, with a progress bar where there is a terminal."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+def run_reproduce(target: Path, store: Path, quiet: bool = False) -> dict[str, Any]:
+    """Run the flow `reproduce` likewise."""
+    return _run("reproduce", quiet, str(target.absolute()), str(store))
+
+
+def _run(name: str, quiet: bool, *arguments: Any) -> dict[str, Any]:
+    """Run the flow `name` of the module of that name."""
+    for variable, value in QUIET.items():
+        os.environ.setdefault(variable, value)
     _check_server()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from routetune.tasks.report.progress import listening
 
+    flow = getattr(import_module(f"routetune.flows.{name}"), name)
     with ExitStack() as stack:
         if sys.stderr.isatty() and not quiet:
             from routetune.tasks.report.bar import Bar
@@ -69,7 +66,8 @@ def _prefect(quiet: bool) -> Iterator[None]:
             stack.enter_context(listening(stack.enter_context(closing(Bar()))))
         # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
-        yield
+        report: dict[str, Any] = flow(*arguments)
+    return report
 
 
 def _check_server() -> None:

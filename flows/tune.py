@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
+from routetune.tasks.challenge import challenge_published, kept_because
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
@@ -64,8 +65,9 @@ def tune(
             trials = check_accuracy(bench, trials)
             search.tell(time_engines(bench, trials))
         selection = select_winner(bench, list(bench.trials.values()))
+        selection = challenge_published(bench, selection)
         publication = publish_winner(bench, selection)
-        summary = run_summary(bench, publication, search.ended)
+        summary = run_summary(bench, publication, search.ended, kept_because(selection))
         bench.finish({"generation": publication.reference.generation})
     _leave_artifacts(summary)
     return summary

@@ -222,12 +222,18 @@ def failure_from(value: dict[str, Any]) -> Failure | None:
 
 @contextmanager
 def open_bench(
-    path: Path, store: Store, refresh: bool = False, patience: float | None = None
+    path: Path,
+    store: Store,
+    refresh: bool = False,
+    patience: float | None = None,
+    purpose: str | None = None,
 ) -> Iterator[Bench]:
     """A bench for the target file at `path`, with a locked device and a worker, both given back at the end.
 
     Args:
+        refresh: answer nothing from the store.
         patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
+        purpose: what the run is for, where it is not to tune: then it goes on with no run that was.
 
     Raises:
         RoutetuneError: the environment cannot be read, so that no result could be bound to it.
@@ -239,7 +245,8 @@ def open_bench(
         stack.enter_context(_device(target, resolve(target)[1], patience))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
         _refuse_unknown(subject)
-        run = stack.enter_context(store.runs.open(subject.target.name, subject.bound_to))
+        bound_to = subject.bound_to | ({"purpose": purpose} if purpose else {})
+        run = stack.enter_context(store.runs.open(subject.target.name, bound_to))
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

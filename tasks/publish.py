@@ -22,12 +22,20 @@ from routetune.tasks.trial import Trial
 def publish_winner(bench: Bench, selection: Selection) -> Publication:
     """Make the winner's engine the current one of the target in this environment.
 
-    The bytes are those that were checked and timed: the blob of the trial, never a new build.
+    The bytes are those that were checked and timed: the blob of the trial, never a new build. What is
+    published already, and stays, is left alone.
     """
+    if selection.kept is not None:
+        return selection.kept
     engine = selection.winner.engine
     assert engine is not None
+    target = bench.subject.target
     publication: Publication = bench.store.publications.publish(
-        bench.subject.target.name, bench.subject.key, engine["digest"], manifest(bench, selection)
+        target.name,
+        bench.subject.key,
+        engine["digest"],
+        manifest(bench, selection),
+        keep=target.publish.keep,
     )
     return publication
 

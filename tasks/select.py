@@ -14,6 +14,7 @@ from routetune.tasks.judging import problem_of
 from routetune.tasks.report import progress
 from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.stage import stage
+from routetune.tasks.store.manifests import Publication
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import duel_figures, enough, log_ratios, quietest
 from routetune.tasks.verdicts.rounds import PATIENCE
@@ -36,12 +37,14 @@ class Selection:
         loads: the loads of the duel as plain JSON (`duel.Load`), dropped ones included; in "samples" an
             engine is called by its route's string, or "(control)".
         dropped: finalists that were taken out on the way, route string -> reason.
+        kept: what is published already and stays as it is; then `winner` is its engine.
     """
 
     winner: Trial
     decision: Decision
     loads: list[dict[str, Any]]
     dropped: dict[str, str] = field(default_factory=dict)
+    kept: Publication | None = None
 
 
 @stage("select winner", of="trial")
@@ -136,7 +139,7 @@ def _duel(
         rivals = len(left) + _stands_in(control)
         count = max(timing.loads, loads_needed(rivals, timing.confidence, SPARE))
         try:
-            return _loads(bench, control, left, count)
+            return duel(bench, _named(control, left), count)
         except StepFailed as failed:
             if not _drop_failing(bench, control, left, dropped):
                 raise NoEligibleRoute(
@@ -145,17 +148,28 @@ def _duel(
     return []
 
 
-def _loads(bench: Bench, control: Trial, left: list[Trial], count: int) -> list[dict[str, Any]]:
-    """`count` loads that count, and up to a third as many again that others disturbed."""
+def duel(bench: Bench, duellists: Mapping[str, Trial], count: int) -> list[dict[str, Any]]:
+    """`count` loads that count, and up to a third as many again that others disturbed.
+
+    Args:
+        duellists: by the names that they shall have in the samples.
+
+    Raises:
+        StepFailed: one of them does not run.
+    """
     loads: list[dict[str, Any]] = []
     while not enough(loads, count, repeats=count // 3):
-        loads.append(_load(bench, control, left, len(loads)))
+        loads.append(_load(bench, duellists, len(loads)))
     return quietest(loads, count)
 
 
-def _load(bench: Bench, control: Trial, contenders: list[Trial], number: int) -> dict[str, Any]:
+def _named(control: Trial, contenders: list[Trial]) -> dict[str, Trial]:
+    return {str(trial.route): trial for trial in contenders} | {CONTROL: control}
+
+
+def _load(bench: Bench, duellists: Mapping[str, Trial], number: int) -> dict[str, Any]:
     timing = bench.subject.target.timing
-    engines = {str(trial.route): trial.engine for trial in contenders} | {CONTROL: control.engine}
+    engines = {name: trial.engine for name, trial in duellists.items()}
     order = {
         "backend": bench.subject.backend,
         "engines": {name: (engine, bench.engine_path(engine)) for name, engine in engines.items() if engine},
@@ -174,7 +188,7 @@ def _drop_failing(bench: Bench, control: Trial, left: list[Trial], dropped: dict
     before = len(dropped)
     for trial in left:
         try:
-            _load(bench, control, [trial], 0)
+            _load(bench, _named(control, [trial]), 0)
         except StepFailed as failed:
             dropped[str(trial.route)] = f"{failed.outcome}: {failed.reason}"
     return len(dropped) > before

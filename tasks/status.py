@@ -139,7 +139,8 @@ def _compared(subject: Subject, store: Store, memo: Memo) -> Freshness:
 def failed_in_a_row(runs: list[RunRecord], bound_to: dict[str, Any]) -> tuple[RunRecord, ...]:
     """The latest runs that failed on exactly this, the newest first; killed ones say nothing either way."""
     found: list[RunRecord] = []
-    ended = [run for run in runs if not run.unfinished]
+    # A run that only reproduced says nothing of whether the target can be tuned.
+    ended = [run for run in runs if not run.unfinished and "purpose" not in run.bound_to]
     for run in reversed(ended):
         if run.status != FAILED or canonical.digest(run.bound_to) != canonical.digest(bound_to):
             break

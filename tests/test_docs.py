@@ -192,6 +192,7 @@ def test_defaults_are_those_of_the_schema(name: str) -> None:
 BOUND = {
     "schema": None,
     "name": None,
+    "publish.keep": None,
     "backend": "environment.backend",
     "engine.device": "environment.device",
     "profiles[].weight": "target.timing.profile",

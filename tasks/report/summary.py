@@ -38,12 +38,13 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
     }
 
 
-def run_summary(bench: Bench, publication: Publication, ended: str) -> dict[str, Any]:
-    """The answer of a run that published."""
+def run_summary(bench: Bench, publication: Publication, ended: str, kept: str = "") -> dict[str, Any]:
+    """The answer of a run that published, or kept what was published: `kept` says why."""
     trials = list(bench.trials.values())
     built = [trial for trial in trials if "build" not in trial.cached]
     return published(publication) | {
-        "state": "tuned",
+        "state": "kept" if kept else "tuned",
+        **({"note": f"kept: {kept}"} if kept else {}),
         "environment": bench.subject.environment.label,
         "run": bench.run.id,
         "search": ended,
@@ -125,6 +126,7 @@ def markdown(answer: dict[str, Any]) -> str:
     lines = [
         f"# {answer['target']}",
         headline(answer),
+        *([answer["note"]] if "note" in answer else []),
         "",
         f"- environment: {answer['environment']}",
         f"- accuracy: {answer['accuracy']['verdict']}",

@@ -10,7 +10,10 @@ from rich.table import Table
 from routetune.tasks.report.summary import DEFAULT, speed_text
 from routetune.tasks.report.timing import times_text
 
-_COLOURS = {"fresh": "green", "tuned": "green", "stale": "yellow", "reselect": "yellow"}
+_COLOURS = {
+    **dict.fromkeys(("fresh", "tuned", "kept"), "green"),
+    **dict.fromkeys(("stale", "reselect"), "yellow"),
+}
 
 
 def run_summary(answer: dict[str, Any], console: Console) -> None:

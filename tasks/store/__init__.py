@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from routetune.tasks.errors import BadInput
+from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store.blobs import Blobs
 from routetune.tasks.store.entries import Entries
 from routetune.tasks.store.files import StoreWarning, unfinished, write_atomically
@@ -58,6 +59,7 @@ def open_store(path: Path | str | None = None, write: bool = True) -> Store:
 
     Raises:
         BadInput: the folder cannot be made or written to, holds something else, or is of a newer routetune.
+        RoutetuneError: it, or a part of it, is on a file system that is mounted read-only.
     """
     root = store_root(path)
     if not write:
@@ -67,15 +69,28 @@ def open_store(path: Path | str | None = None, write: bool = True) -> Store:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         root = root.resolve(strict=True)
         _check_marker(root)
-        probe = unfinished(root)
-        probe.touch()
-        probe.unlink()
+        _probe(root)
     except OSError as error:
+        if error.errno == errno.EROFS:
+            raise RoutetuneError(
+                f"store {root} cannot be written to, so nothing was started: {error.filename} is on a file "
+                f"system that is mounted read-only. Mount it for writing, or name another with --store or "
+                f"{VARIABLE}"
+            ) from error
         raise BadInput(
             f"store {root} cannot be used ({error.strerror}): with --store or {VARIABLE} give a folder "
             "that can be written to"
         ) from error
     return _opened(root)
+
+
+def _probe(root: Path) -> None:
+    """Write to every part that is there: each may be a mount of its own. Raises OSError."""
+    for folder in (root, *(root / part for part in _PARTS)):
+        if folder.is_dir():
+            probe = unfinished(folder)
+            probe.touch()
+            probe.unlink()
 
 
 def _opened(root: Path) -> Store:

@@ -66,6 +66,45 @@ def load_current(
     if strict and today is None:
         raise BadInput("strict loading compares environments: give today's, as environment.observe tells it")
     place = store_root(root)
+    while True:
+        pointers = _pointers(place, target)
+        try:
+            return _load(place, target, environment, today, strict)
+        except BadPublication:
+            # Between our look at a pointer and at what it names, a publisher may have retired just that.
+            if _pointers(place, target) == pointers:
+                raise
+
+
+def has_moved(published: Published) -> bool:
+    """Whether another generation is current by now, where this one was; reads one small file.
+
+    Raises:
+        BadPublication: the pointer is damaged or gone.
+    """
+    place = published.path.parents[2]
+    pointer = manifests.read_pointer(place)
+    if pointer is None or pointer.current is None:
+        raise BadPublication(f"nothing is published at {place} any more")
+    generation: int = published.manifest["generation"]
+    return pointer.current.generation != generation
+
+
+def _pointers(root: Path, target: str) -> list[tuple[str, int, int]]:
+    """What tells that a target was published in the meantime: environment, inode and time of each pointer."""
+    found = []
+    for key in manifests.environments(root, target):
+        try:
+            status = (manifests.home(root, target, key) / manifests.POINTER).stat()
+            found.append((key, status.st_ino, status.st_mtime_ns))
+        except OSError:
+            continue
+    return found
+
+
+def _load(
+    place: Path, target: str, environment: str | None, today: Mapping[str, Any] | None, strict: bool
+) -> Published:
     if environment is None:
         publication = _choose(place, target, today)
     else:
@@ -151,4 +190,4 @@ def _label(publication: Publication) -> str:
     return f"{publication.manifest['environment_key']} ({device}, published {when})"
 
 
-__all__ = ["BadPublication", "Published", "Refused", "load_current"]
+__all__ = ["BadPublication", "Published", "Refused", "has_moved", "load_current"]

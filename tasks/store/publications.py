@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from routetune.tasks.store.files import (
 )
 from routetune.tasks.store.locks import making
 from routetune.tasks.store.manifests import BadPublication, Pointer, Publication, Reference
+from routetune.tasks.store.retention import retire
 from routetune.tasks.store.sealed import seal
 from routetune.tasks.targets.memo import Memo, no_memo
 
@@ -59,7 +61,7 @@ def _prepare(draft: Draft) -> None:
     draft.pointer = _pointer(draft.blobs.root, draft.place)
     make_folder(generations)
     for left in generations.glob(f"{UNFINISHED}*"):
-        remove_folder(left)
+        shutil.rmtree(left, ignore_errors=True)
     draft.generation = max(manifests.numbers(draft.place), default=0) + 1
     draft.folder = unfinished(generations)
     draft.folder.mkdir()
@@ -98,14 +100,33 @@ def _settle(draft: Draft) -> None:
     sync_folder(draft.folder.parent)
 
 
+def _verify(draft: Draft) -> None:
+    # As a service will read it, and while what was current still is.
+    root = draft.blobs.root
+    try:
+        found = manifests.read_publication(root, draft.place, draft.generation, None)
+        manifests.check_engine(root, found.engine, draft.engine)
+    except RoutetuneError:
+        draft.folder = draft.folder.rename(unfinished(draft.folder.parent))
+        raise
+    draft.published = found
+
+
 def _switch(draft: Draft) -> None:
-    draft.published = manifests.read_publication(draft.blobs.root, draft.place, draft.generation, None)
+    assert draft.published is not None
     past = (*draft.pointer.history, *([draft.pointer.current] if draft.pointer.current else []))
     manifests.write_pointer(draft.place, Pointer(draft.published.reference, past))
 
 
 #: In this order; a kill after any of them leaves what was current before, whole.
-STEPS: tuple[Callable[[Draft], None], ...] = (_prepare, _copy_engine, _write_manifest, _settle, _switch)
+STEPS: tuple[Callable[[Draft], None], ...] = (
+    _prepare,
+    _copy_engine,
+    _write_manifest,
+    _settle,
+    _verify,
+    _switch,
+)
 
 
 class Publications:
@@ -122,6 +143,7 @@ class Publications:
         engine: str,
         manifest: Mapping[str, Any],
         file_name: str = "engine.onnx",
+        keep: int | None = None,
     ) -> Publication:
         """Make an engine the current one of a target in an environment.
 
@@ -130,6 +152,7 @@ class Publications:
             manifest: plain JSON with at least "bound_to" (with "target" and "environment"), "options" and
                 "route"; schema, target, environment_key, generation, published_at and engine are added.
             file_name: name of the engine file, for runtimes that go by the suffix.
+            keep: generations that stay on the disk, see `retention.retire`; None keeps all.
 
         Raises:
             Missing: the engine is not in the store, or was damaged. What was current stays so.
@@ -148,6 +171,8 @@ class Publications:
                 if draft.folder.name.startswith(UNFINISHED):
                     remove_folder(draft.folder)
                 raise
+            if keep is not None:
+                _retire(draft, keep)
         assert draft.published is not None
         return draft.published
 
@@ -240,6 +265,13 @@ class Publications:
             except RoutetuneError as error:
                 problems.append(str(error))
         return problems
+
+
+def _retire(draft: Draft, keep: int) -> None:
+    try:
+        retire(draft.blobs.root, draft.place, keep)
+    except OSError as error:  # what was published is, and the next publisher tries again
+        warnings.warn(f"old generations of {draft.place} stay: {error}", StoreWarning, stacklevel=3)
 
 
 def _pointer(root: Path, place: Path) -> Pointer:

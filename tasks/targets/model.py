@@ -128,6 +128,16 @@ def _recalled(tensors: dict[str, Any]) -> dict[str, TensorInfo]:
     }
 
 
+def signature(path: Path) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
+    """The inputs and outputs of an ONNX file, by name.
+
+    Raises:
+        BadInput: it is none, or takes or gives what arrays cannot be.
+    """
+    model = read_model(path)
+    return _inputs(model, path), _outputs(model, path)
+
+
 def _inputs(model: ModelProto, path: Path) -> dict[str, TensorInfo]:
     constants = {tensor.name for tensor in model.graph.initializer}
     constants |= {tensor.values.name for tensor in model.graph.sparse_initializer}

@@ -216,6 +216,12 @@ class Timing(_Section):
         return self
 
 
+class Publish(_Section):
+    """What becomes of publications: `keep` generations of each stay on the disk, at least two."""
+
+    keep: Annotated[int, Field(ge=1, le=1_000_000)] = 5
+
+
 class EngineSettings(_Section):
     """What the backend is told besides the route: custom-op libraries, the device, limits.
 
@@ -265,6 +271,7 @@ class Target(_Section):
     budget: Budget = Field(default_factory=Budget)
     timing: Timing = Field(default_factory=Timing)
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    publish: Publish = Field(default_factory=Publish)
     _file: Path = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:

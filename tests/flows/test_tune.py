@@ -95,10 +95,15 @@ def test_from_target_to_publication_and_again(
 
     forced = answer(routetune("tune", target, "--force", "--json", PREFECT_API_URL=prefect_url))
     assert forced["counts"]["builds"] == 0
-    assert forced["generation"] == first["generation"] + 1
+    assert forced["state"] == "kept" and forced["generation"] == first["generation"]
+    assert f"(generation {first['generation']}, " in forced["note"] and "stays" in forced["note"]
+
+    moved = answer(routetune("tune", small(tolerance=2e-3), "--json", PREFECT_API_URL=prefect_url))
+    assert moved["state"] == "tuned" and moved["generation"] == first["generation"] + 1
     back = answer(routetune("rollback", target, "--json"))
     assert back["generation"] == first["generation"]
     assert "no earlier" in routetune("rollback", target).stderr
+    small()
 
     engine = Path(back["engine"])
     engine.chmod(0o600)

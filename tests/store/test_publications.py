@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from routetune.tasks.errors import BadInput
-from routetune.tasks.store import manifests, open_store
+from routetune.tasks.store import manifests, open_store, publications
 from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.manifests import BadPublication
@@ -288,6 +288,18 @@ def test_a_kill_between_two_steps_of_publishing(store, stop):
     # The lock of the killed is free, and rolling back never leads to a generation that was not current.
     assert publish(store, b"third").reference.generation in (2, 3)
     assert store.publications.rollback("digits", ENVIRONMENT) == found
+
+
+def test_a_copy_that_a_disk_garbled_never_becomes_current(store, monkeypatch):
+    """The garbling stands in for a disk: nothing else changes a file between two steps."""
+    first = publish(store, FIRST)
+    steps = list(publications.STEPS)
+    garble = lambda draft: change(draft.folder / draft.file_name, b"second", b"Second")  # noqa: E731
+    monkeypatch.setattr(publications, "STEPS", (*steps[:4], garble, *steps[4:]))
+    with pytest.raises(BadPublication, match=r"engine .* was changed"):
+        publish(store, SECOND)
+    assert current(store) == first
+    assert [path.name for path in first.engine.parents[1].iterdir()] == ["000001"]
 
 
 def test_many_publishers_and_readers_at_once(store):

@@ -1,0 +1,188 @@
+"""What is published stays unless it is beaten, shown on engines of which one is much faster than the default.
+
+The model multiplies denormal numbers, which is slow; `-session.set_denormal_as_zero=1` spares that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from routetune.tasks import challenge
+from routetune.tasks.accuracy import check_accuracy
+from routetune.tasks.bench import open_bench
+from routetune.tasks.build import build_engines
+from routetune.tasks.challenge import challenge_published, kept_because
+from routetune.tasks.engines.worker import StepFailed
+from routetune.tasks.expand import open_campaign
+from routetune.tasks.publish import publish_winner
+from routetune.tasks.reference import make_references
+from routetune.tasks.select import Selection, select_winner
+from routetune.tasks.status import freshness
+from routetune.tasks.store import Store, open_store
+from routetune.tasks.store.manifests import Publication
+from routetune.tasks.targets.inputs import input_sets
+from routetune.tasks.timing import time_engines
+from routetune.tasks.trial import Outcome
+
+FAST = "-session.set_denormal_as_zero=[0|1]"
+NONE_FASTER = "-enable_mem_pattern=[on|off]"
+TARGET = """
+schema = 1
+name = "denormal"
+model = "denormal.onnx"
+backend = "onnxruntime"
+[reference]
+ranges = {{ x = [0.5, 1.0] }}
+[accuracy]
+metric = "lInf"
+tolerance = {tolerance}
+[search]
+routes = "{routes}"
+algorithm = "full"
+[timing]
+min_gain = 0.3
+seconds = 0.1
+loads = 3
+finalists = 1
+confidence = 0.5
+"""
+
+
+def denormal() -> onnx.ModelProto:
+    """y = x + a product, which is a denormal number in one element of sixteen."""
+    size = 16_384
+    nodes = [helper.make_node("Mul", ["x", "tiny"], ["p0"])]
+    nodes += [helper.make_node("Mul", [f"p{i}", "half"], [f"p{i + 1}"]) for i in range(6)]
+    nodes += [helper.make_node("Add", ["x", "p6"], ["y"])]
+    tiny = np.ones(size, np.float32)
+    tiny[: size // 16] = 1e-38
+    constants = {"tiny": tiny, "half": np.full(size, 0.9, np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [size])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    onnx.save(denormal(), tmp_path / "denormal.onnx")
+
+    def call(routes: str, tolerance: float = 1e-3) -> Path:
+        path = tmp_path / "denormal.toml"
+        path.write_text(TARGET.format(routes=routes, tolerance=tolerance))
+        return path
+
+    return call
+
+
+@pytest.fixture
+def store(store_folder: Path) -> Store:
+    return open_store(store_folder)
+
+
+def tune(path: Path, store: Store) -> tuple[Publication, Selection]:
+    """The flow's body without Prefect."""
+    with open_bench(path, store) as bench:
+        run: Any = lambda stage, *given: stage.fn(bench, *given)  # noqa: E731
+        run(make_references, input_sets(bench.subject.target, bench.subject.model))
+        search = open_campaign(bench)
+        while routes := search.ask():
+            search.tell(run(time_engines, run(check_accuracy, run(build_engines, routes))))
+        selection = run(challenge_published, run(select_winner, list(bench.trials.values())))
+        return run(publish_winner, selection), selection
+
+
+def test_a_worse_engine_never_replaces_a_better_one(write: Callable[..., Path], store: Store) -> None:
+    first, _ = tune(write(FAST), store)
+    assert first.manifest["route"] == "-session.set_denormal_as_zero=1"
+    assert first.manifest["speed"]["low"] > 1.5
+
+    # Forced: the same engine wins again, and nothing new is published.
+    again, selection = tune(write(FAST), store)
+    assert again == first and "won again" in kept_because(selection)
+
+    # A search that finds nothing: the published engine takes part although no route of the search is its.
+    kept, selection = tune(write(NONE_FASTER), store)
+    assert kept.reference.engine == first.reference.engine
+    assert kept.manifest["route"] == first.manifest["route"] and kept.manifest["decision"]["kind"] == "kept"
+    assert "generation 1, -session.set_denormal_as_zero=1) stays" in kept_because(selection)
+    assert kept.manifest["speed"]["low"] > 1.5, "measured anew, beside the control"
+    assert set(kept.manifest["times"]) == {"winner", "control"}
+    # What it is bound to moved with the search, so it is fresh only by a manifest that says so.
+    assert kept.reference.generation == 2
+    assert freshness(write(NONE_FASTER), store).state == "fresh"
+
+
+@pytest.mark.slow
+def test_a_better_engine_does_and_says_by_how_much(write: Callable[..., Path], store: Store) -> None:
+    first, _ = tune(write(FAST), store)
+    for route in ("", "-enable_mem_pattern=off"):  # the control itself; one that no search has, and no faster
+        given = {name: value for name, value in first.manifest.items() if name not in OURS}
+        knobs = dict([route.split("=")]) if route else {}
+        given |= {"route": route, "identity": None, "options": given["options"] | {"knobs": knobs}}
+        key, digest = first.manifest["environment_key"], first.reference.engine
+        worse = store.publications.publish("denormal", key, digest, given)
+        better, selection = tune(write(FAST), store)
+        assert better.reference.generation == worse.reference.generation + 1
+        assert better.manifest["route"] == first.manifest["route"] and not kept_because(selection)
+        told = f"(generation {worse.reference.generation}, {route}) is beaten: the winner is"
+        assert (told in better.manifest["decision"]["reason"]) is bool(route)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rule", "damage", "inaccurate"])
+def test_what_may_not_be_kept_is_replaced(write: Callable[..., Path], store: Store, how: str) -> None:
+    first, _ = tune(write(FAST), store)
+    tolerance = 1e-3
+    if how == "rule":  # chosen by another rule, so that its win counts no more
+        tolerance = 2e-3
+    elif how == "damage":
+        first.engine.chmod(0o600)
+        first.engine.write_bytes(first.engine.read_bytes()[:-1] + b"?")
+    else:  # its bytes are those published, but they do not compute what the model does
+        other = denormal()
+        other.graph.node[-1].op_type = "Sub"
+        other.graph.node[-1].input[:] = ["p6", "x"]
+        onnx.save(other, first.engine.parents[1] / "other.onnx")
+        digest = store.blobs.put_file(first.engine.parents[1] / "other.onnx")
+        given = {k: v for k, v in first.manifest.items() if k not in OURS}
+        given["identity"] = None
+        store.publications.publish("denormal", first.manifest["environment_key"], digest, given)
+    second, selection = tune(write(NONE_FASTER, tolerance), store)
+    assert second.manifest["route"] == "" and second.manifest["decision"]["kind"] == "default"
+    assert not kept_because(selection)
+    assert ("could not be kept" in second.manifest["decision"]["reason"]) is (how == "inaccurate")
+
+
+@pytest.mark.slow
+def test_it_stays_where_the_two_do_not_run_together(
+    write: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for want of memory, which only a large model on a full device would bring about."""
+    first, _ = tune(write(FAST), store)
+    real, tried = challenge.duel, []
+
+    def too_large(bench: Any, duellists: dict[str, Any], count: int) -> Any:
+        tried.append(sorted(duellists))
+        if len(tried) == 1:
+            raise StepFailed(Outcome.OUT_OF_MEMORY, "there is no memory for all of them")
+        return real(bench, duellists, count)
+
+    monkeypatch.setattr(challenge, "duel", too_large)
+    kept, selection = tune(write(NONE_FASTER), store)
+    assert kept.reference.engine == first.reference.engine
+    assert "cannot be measured beside it" in kept_because(selection)
+    assert tried[1] == ["(control)", "(published)"]
+
+
+OURS = ("check", "schema", "target", "environment_key", "generation", "published_at", "engine")
