@@ -54,8 +54,8 @@ def tune(target: str, store: str | None = None, force: bool = False, refresh: bo
             search.tell(time_engines(bench, trials))
         selection = select_winner(bench, list(bench.trials.values()))
         publication = publish_winner(bench, selection)
-        summary = run_summary(bench, publication, search.ended)
-        bench.finish({"generation": publication.reference.generation})
+        summary = run_summary(bench, publication, search.ended, search.explanation())
+        bench.finish({name: summary[name] for name in ("generation", "route", "speed", "explanation")})
     _leave_artifacts(summary)
     return summary
 

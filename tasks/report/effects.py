@@ -1,4 +1,4 @@
-"""Main effects: how much faster or slower each value of a knob makes a route, over all routes that were timed.
+"""Main effects: how much faster or slower each value of a knob makes a route, over all that were timed.
 
 Log speeds are explained as a sum, one term for each value that differs from its knob's default, by least
 squares. A term is then the mean effect of the value over what it was tried with; knobs that only act together
@@ -14,7 +14,6 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from routetune.tasks.canonical import number
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
