@@ -23,8 +23,9 @@ KINDS: Mapping[str, tuple[frozenset[Outcome], frozenset[Outcome]]] = {
     "does not run": (frozenset({Outcome.CRASHED, Outcome.FAILED}), _RAN),
     "is not accurate": (frozenset({Outcome.INACCURATE}), frozenset({Outcome.ELIGIBLE})),
 }
-#: Failing routes that must hold the settings: one alone may be saved by another knob beside it.
-PROOFS = 3
+#: Failing routes that must hold the settings: another knob beside them may save one, and of two that fail
+#: only together each looks guilty at first.
+PROOFS = 5
 #: The most settings that are blamed together, and the checks that one failing route is worth.
 MAX_TOGETHER = 2
 MAX_CHECKS = 200_000

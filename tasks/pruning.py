@@ -2,8 +2,9 @@
 
 - Knobs that do nothing on this model are left out of the search until it is over; then the whole space is
   searched, from what is known by then.
-- A setting that alone compiled to the baseline's engine is inert. A route with it is put off: the route
-  without it is tried in its place, and the search is told the outcome for both.
+- A setting is inert while every route that was tried with it compiled to the engine of the route without it.
+  A route with inert settings is put off: the one without them is tried in its place, and the search is told
+  the outcome for both.
 - Settings that are blamed for failures (`blame.py`) put off every route that holds them.
 
 Each of them may still act beside another setting, so what was put off is built when nothing else is left.
@@ -12,7 +13,7 @@ Each of them may still act beside another setting, so what was put off is built 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from routetune.tasks.trial import Trial
 #: Strategies whose order does not depend on failures; the others weigh these themselves, and may know why
 #: they want a knob that fails alone beside another.
 BLIND = frozenset({"fast", "full", "mixed", "random"})
+#: Knob and value.
+Setting = tuple[str, str]
 #: Routes in a row that may be put off; a product over many inert knobs would hold nothing else for ages.
 MAX_IN_A_ROW = 1000
 
@@ -53,7 +56,9 @@ class Pruned:
         if narrow := _without(space, self.idle):
             self._strategies.appendleft(open_strategy(narrow))
         self._baseline = space.route(space.baseline())
-        self._inert: set[tuple[str, str]] = set()
+        self._same: set[Setting] = set()  # made no difference somewhere
+        self._acts: set[Setting] = set()  # made one somewhere
+        self._compared: dict[Route, list[tuple[Route, Setting]]] = {}  # without a setting -> with it
         self._blames: list[Blame] = []
         self._told: dict[Route, Trial] = {}
         self._asked: set[Route] = set()
@@ -141,19 +146,30 @@ class Pruned:
         return routes
 
     def _must_wait(self, route: Route) -> bool:
-        """Whether one of its settings is just being tried by itself, which decides on the route."""
-        varied = self._varied(route)
-        return len(varied) > 1 and any(self._one_off(setting) in self._pending for setting in varied)
+        """Whether a route under way decides if one of its settings is inert."""
+        open_ends = {setting for setting in self._varied(route) if setting not in self._acts}
+        return any(not open_ends.isdisjoint(self._decided_by(other)) for other in self._pending if open_ends)
 
-    def _varied(self, route: Route) -> list[tuple[str, str]]:
+    def _decided_by(self, route: Route) -> Iterator[Setting]:
+        """The settings of which it will be known whether they act, once this route is told."""
+        for setting in self._varied(route):
+            if (base := _less(route, setting)) in self._told or base in self._pending:
+                yield setting
+        for other, setting in self._compared.get(route, ()):
+            if other in self._told:
+                yield setting
+
+    def _varied(self, route: Route) -> list[Setting]:
         return [setting for setting in route.settings if setting not in self._baseline.settings]
 
-    def _one_off(self, setting: tuple[str, str]) -> Route:
-        return self.space.database.route(self._baseline.as_dict() | dict([setting]))
+    @property
+    def _inert(self) -> set[Setting]:
+        return self._same - self._acts
 
     def _twin(self, route: Route) -> Route | None:
         """The route without its inert settings; None where that is no other route of the space."""
-        twin = Route(tuple(setting for setting in route.settings if setting not in self._inert))
+        inert = self._inert
+        twin = Route(tuple(setting for setting in route.settings if setting not in inert))
         if twin == route:
             return None
         return twin if twin in self._told or self.space.route_of(twin.as_dict()) is not None else None
@@ -169,13 +185,25 @@ class Pruned:
                 strategy.tell(trials)
 
     def _learn(self, told: dict[Route, Trial]) -> None:
-        base = self._told.get(self._baseline)
-        for trial in self._told.values() if self._baseline in told else told.values():
-            varied = self._varied(trial.route)
-            if base is not None and len(varied) == 1 and _same_engine(trial, base):
-                self._inert.add(varied[0])
+        for route in told:
+            for setting in self._varied(route):
+                base = _less(route, setting)
+                self._compared.setdefault(base, []).append((route, setting))
+                if base in self._told and base not in told:
+                    self._compare(route, base, setting)
+        for base in told:
+            for route, setting in self._compared.get(base, ()):
+                self._compare(route, base, setting)
         if self._blames or not all(trial.eligible for trial in told.values()):
             self._blames = blamed(self._told.values())
+
+    def _compare(self, route: Route, base: Route, setting: Setting) -> None:
+        names = [{one.id, self._told[one].alias_of} - {None} for one in (route, base)]
+        (self._same if names[0] & names[1] else self._acts).add(setting)
+
+
+def _less(route: Route, setting: Setting) -> Route:
+    return Route(tuple(kept for kept in route.settings if kept != setting))
 
 
 def _without(space: RouteSpace, idle: frozenset[str]) -> RouteSpace | None:
@@ -184,8 +212,3 @@ def _without(space: RouteSpace, idle: frozenset[str]) -> RouteSpace | None:
     kept = {name: values for name, values in varied.items() if name not in idle}
     narrow = space.restricted(kept) if len(kept) < len(varied) else None
     return narrow if narrow is not None and next(narrow.assignments(), None) is not None else None
-
-
-def _same_engine(one: Trial, other: Trial) -> bool:
-    names = [{trial.route.id, trial.alias_of} - {None} for trial in (one, other)]
-    return bool(names[0] & names[1])

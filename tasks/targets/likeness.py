@@ -87,7 +87,7 @@ def _operators(mine: Bound, theirs: Bound, model: Signature | None, other: Signa
 def _shapes(mine: Bound, theirs: Bound, model: Signature | None, other: Signature | None) -> float:
     """Types in common, times how near the amounts of data are: a factor of 16 halves it."""
     ours, others = _amount(mine), _amount(theirs)
-    near = UNTOLD if not ours or not others else math.exp2(-abs(math.log2(ours / others)) / 4)
+    near: float = UNTOLD if not ours or not others else math.exp2(-abs(math.log2(ours / others)) / 4)
     if model is None or other is None:
         return near
     kinds = (Counter([*one["inputs"].values(), *one["outputs"]]) for one in (model, other))
@@ -104,7 +104,7 @@ def _device(here: Mapping[str, Any], there: Mapping[str, Any]) -> float:
     """0 for another backend or kind of device; else by how much of the device is the same."""
     if any(here.get(name) != there.get(name) for name in ("backend", "device")):
         return 0.0
-    fields = _GPU if here["device"] == "cuda" else _CPU
+    fields: tuple[str, ...] = _GPU if here["device"] == "cuda" else _CPU
     same = sum(here.get(name) == there.get(name) for name in fields)
     return SAME_KIND + (1 - SAME_KIND) * same / len(fields)
 
@@ -115,4 +115,4 @@ def _version(here: Mapping[str, Any], there: Mapping[str, Any]) -> float:
 
 
 def _overlap(one: Counter[str], other: Counter[str]) -> float:
-    return (one & other).total() / ((one | other).total() or 1)
+    return (one & other).total() / max((one | other).total(), 1)
