@@ -105,7 +105,7 @@ def _device(here: Mapping[str, Any], there: Mapping[str, Any]) -> float:
     if any(here.get(name) != there.get(name) for name in ("backend", "device")):
         return 0.0
     fields: tuple[str, ...] = _GPU if here["device"] == "cuda" else _CPU
-    same = sum(here.get(name) == there.get(name) for name in fields)
+    same = sum(bool(here.get(name) == there.get(name)) for name in fields)
     return SAME_KIND + (1 - SAME_KIND) * same / len(fields)
 
 
