@@ -58,11 +58,12 @@ class Pruned:
         self._baseline = space.route(space.baseline())
         self._same: set[Setting] = set()  # made no difference somewhere
         self._acts: set[Setting] = set()  # made one somewhere
-        self._compared: dict[Route, list[tuple[Route, Setting]]] = {}  # without a setting -> with it
+        self._neighbours: dict[Route, list[tuple[Route, Setting]]] = {}  # without a setting -> with it
+        self._met: set[Route] = set()
         self._blames: list[Blame] = []
         self._told: dict[Route, Trial] = {}
         self._asked: set[Route] = set()
-        self._pending: set[Route] = set()
+        self._pending: dict[Route, set[Setting]] = {}  # under way -> settings that it will tell of
         self._offered: deque[Route] = deque()
         self._twins: dict[Route, Route] = {}  # put off -> tried in its place
         self._doubtful: dict[Route, Blame] = {}
@@ -84,7 +85,9 @@ class Pruned:
     def tell(self, trials: Sequence[Trial]) -> None:
         told = {trial.route: trial for trial in trials}
         self._told |= told
-        self._pending -= told.keys()
+        for route in told:
+            self._pending.pop(route, None)
+            self._meet(route)
         self._learn(told)
         self._pass_on(trials)
         waiting = [route for route, twin in self._twins.items() if twin in told and route not in self._told]
@@ -141,23 +144,33 @@ class Pruned:
         return []
 
     def _mark(self, routes: list[Route]) -> list[Route]:
-        self._asked.update(routes)
-        self._pending.update(routes)
+        for route in routes:
+            self._asked.add(route)
+            self._meet(route)
+            self._pending[route] = tells = set()  # at once, since the route is one end of each pair
+            for *ends, setting in self._pairs(route):
+                if all(end in self._told or end in self._pending for end in ends):
+                    tells.add(setting)
         return routes
+
+    def _meet(self, route: Route) -> None:
+        """Make a route known as a neighbour of those with one setting less."""
+        if route not in self._met:
+            self._met.add(route)
+            for setting in self._varied(route):
+                self._neighbours.setdefault(_less(route, setting), []).append((route, setting))
+
+    def _pairs(self, route: Route) -> Iterator[tuple[Route, Route, Setting]]:
+        """Routes that differ in one setting, this one among them: the one with it, the one without, it."""
+        for setting in self._varied(route):
+            yield route, _less(route, setting), setting
+        for other, setting in self._neighbours.get(route, ()):
+            yield other, route, setting
 
     def _must_wait(self, route: Route) -> bool:
         """Whether a route under way decides if one of its settings is inert."""
-        open_ends = {setting for setting in self._varied(route) if setting not in self._acts}
-        return any(not open_ends.isdisjoint(self._decided_by(other)) for other in self._pending if open_ends)
-
-    def _decided_by(self, route: Route) -> Iterator[Setting]:
-        """The settings of which it will be known whether they act, once this route is told."""
-        for setting in self._varied(route):
-            if (base := _less(route, setting)) in self._told or base in self._pending:
-                yield setting
-        for other, setting in self._compared.get(route, ()):
-            if other in self._told:
-                yield setting
+        open_ends = set(self._varied(route)) - self._acts
+        return any(not open_ends.isdisjoint(settings) for settings in self._pending.values())
 
     def _varied(self, route: Route) -> list[Setting]:
         return [setting for setting in route.settings if setting not in self._baseline.settings]
@@ -185,21 +198,12 @@ class Pruned:
                 strategy.tell(trials)
 
     def _learn(self, told: dict[Route, Trial]) -> None:
-        for route in told:
-            for setting in self._varied(route):
-                base = _less(route, setting)
-                self._compared.setdefault(base, []).append((route, setting))
-                if base in self._told and base not in told:
-                    self._compare(route, base, setting)
-        for base in told:
-            for route, setting in self._compared.get(base, ()):
-                self._compare(route, base, setting)
+        for one, other, setting in (pair for route in told for pair in self._pairs(route)):
+            if one in self._told and other in self._told:
+                names = [{end.id, self._told[end].alias_of} - {None} for end in (one, other)]
+                (self._same if names[0] & names[1] else self._acts).add(setting)
         if self._blames or not all(trial.eligible for trial in told.values()):
             self._blames = blamed(self._told.values())
-
-    def _compare(self, route: Route, base: Route, setting: Setting) -> None:
-        names = [{one.id, self._told[one].alias_of} - {None} for one in (route, base)]
-        (self._same if names[0] & names[1] else self._acts).add(setting)
 
 
 def _less(route: Route, setting: Setting) -> Route:
