@@ -67,8 +67,9 @@ def tune(
         selection = select_winner(bench, list(bench.trials.values()))
         selection = challenge_published(bench, selection)
         publication = publish_winner(bench, selection)
-        summary = run_summary(bench, publication, search.ended, kept_because(selection))
-        bench.finish({"generation": publication.reference.generation})
+        summary = run_summary(bench, publication, search.ended, search.explanation(), kept_because(selection))
+        told = ("generation", "route", "speed", "explanation", "counts")
+        bench.finish({name: summary[name] for name in told})
     _leave_artifacts(summary)
     return summary
 

@@ -3,40 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
+from typing import Any
 
 from routetune.tasks.bench import Bench
+from routetune.tasks.build import build_order
+from routetune.tasks.engines.base import open_backend
+from routetune.tasks.priors import Found, find_priors
+from routetune.tasks.pruning import Pruned
 from routetune.tasks.report import progress
+from routetune.tasks.report.explanation import explained
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace, open_space
 from routetune.tasks.search import open_search
 from routetune.tasks.search.base import Strategy
 from routetune.tasks.search.recorded import Recorded
+from routetune.tasks.store.keys import code_digest
 from routetune.tasks.store.records import row
+from routetune.tasks.targets.likeness import signature
 from routetune.tasks.trial import Trial
 
 #: Work per batch, seconds: long enough that the cost of a Prefect task per stage is lost in it.
 BATCH_SECONDS = 4.0
 MAX_BATCH = 32
-#: Routes of other tools that are tried ahead of the search.
-MAX_PRIORS = 10
+LOOK = "routetune.tasks.engines.looks:idle"
+#: How many of the next routes a run that has ended names.
+NEXT = 10
 
 
 class Campaign:
-    """The search of one run: the default route first, then the strategy's, until the budget is spent.
+    """The search of one run: the default route first, then priors, then the strategy's, within the budget.
 
     Trials told are recorded before the next ones are asked for, so that nothing finished is lost.
+
+    Args:
+        space: the routes there are.
+        priors: what experience says to try first.
+        recorded: the only routes to take, where nothing is searched; None: search.
     """
 
-    def __init__(self, bench: Bench, strategy: Strategy, first: Sequence[Route] = ()) -> None:
+    def __init__(
+        self, bench: Bench, space: RouteSpace, priors: Found, recorded: Sequence[Route] | None = None
+    ) -> None:
         self.bench = bench
-        self.strategy = strategy
-        self._first = list(first)
+        self.space = space
+        self.priors = priors
+        self._only = recorded
+        self._first = [prior.route for prior in priors.priors]
+        self._idle: list[str] = []
+        self._opened: Strategy | None = None
         self.ended = ""
         self._recorded: set[str] = bench.store.records.finished_routes(bench.run.id)
         self._timed: list[float] = []
         self._all_cached = False
         self._last_batch = 1
+
+    @property
+    def strategy(self) -> Strategy:
+        """The search, opened once the default route was tried: only then is it known whether that runs."""
+        if self._opened is None:
+            self._idle = idle_knobs(self.bench, self.space) if self._only is None else []
+            self._opened = self._afresh()
+        return self._opened
+
+    def _afresh(self) -> Strategy:
+        """The search as it stands after every trial so far."""
+        search = self.bench.subject.target.search
+        if self._only is not None:
+            kept: Strategy = Recorded(self._only)
+            kept.tell(list(self.bench.trials.values()))
+            return kept
+        open_it = partial(open_search, search.algorithm, seed=search.seed)
+        strategy: Strategy = open_it(self.space)
+        if search.prune:
+            strategy = Pruned(open_it, self.space, self._idle)
+        strategy.tell(list(self.bench.trials.values()))
+        return strategy
 
     def ask(self) -> list[Route]:
         """The next routes to try, or none when the search or the budget is at its end."""
@@ -71,6 +114,18 @@ class Campaign:
         self._timed += [sum(s) for t, s in zip(trials, worked, strict=True) if s and t.timing is not None]
         self.strategy.tell(trials)
 
+    def explanation(self) -> dict[str, Any]:
+        """What the run tells of itself: what knobs did, what was put off, what comes next; plain JSON."""
+        trials = list(self.bench.trials.values())
+        upcoming = [*self._first, *self._afresh().ask(NEXT)][:NEXT]
+        confidence = self.bench.subject.target.timing.confidence
+        return explained(trials, self.space, confidence) | {
+            "next": [str(route) for route in upcoming],
+            "pruning": self._opened.to_json() if isinstance(self._opened, Pruned) else None,
+            "priors": [prior.to_json() for prior in self.priors.priors],
+            "dropped": list(self.priors.dropped),
+        }
+
     def _batch_size(self) -> int:
         if self._all_cached:
             # The next ones may not be in the store: feel the way, since a batch is recorded as a whole.
@@ -89,7 +144,8 @@ class Campaign:
         trials = self.bench.trials.values()
         best = max((t for t in trials if t.eligible), key=lambda t: t.speed or 0.0, default=None)
         budget = self.bench.subject.target.budget
-        planned = None if self.strategy.total is None else min(self.strategy.total, budget.trials)
+        total = self._opened.total if self._opened else None
+        planned = None if total is None else min(total, budget.trials)
         left: float | None = None
         if planned is not None and self._timed:
             left = min(max(planned - len(trials), 0) * self._seconds_each, budget.seconds)
@@ -112,20 +168,36 @@ def open_campaign(bench: Bench, recorded: Sequence[Route] | None = None) -> Camp
     Raises:
         BadInput: an expression or an exclude rule is refused; the message says which token and why.
     """
+    subject = bench.subject
+    space = open_space(subject.target.search.routes, bench.database, subject.target.search.exclude)
+    bench.store.signatures.put(subject.model.digest, signature(subject.model))
     if recorded is not None:
-        return Campaign(bench, Recorded(recorded))
-    search = bench.subject.target.search
-    space = open_space(search.routes, bench.database, search.exclude)
-    return Campaign(bench, open_search(search.algorithm, space, seed=search.seed), prior_routes(bench, space))
+        return Campaign(bench, space, Found((), ()), recorded)
+    return Campaign(bench, space, find_priors(bench.store, subject, space, without=bench.run.id))
 
 
-def prior_routes(bench: Bench, space: RouteSpace) -> list[Route]:
-    """Routes that other tools found fast, best first: tried ahead of the search, judged like any other."""
-    found: dict[Route, None] = {}
-    for assignment in bench.store.priors.promising(bench.subject.target.name):
-        route = space.route_of(assignment)
-        if route is not None and not route.is_default:
-            found[route] = None
-        if len(found) == MAX_PRIORS:
-            break
-    return list(found)
+def idle_knobs(bench: Bench, space: RouteSpace) -> list[str]:
+    """The knobs of a space that do nothing on the model, as far as the backend can tell; asked in the worker.
+
+    It is not asked where the default route does not run: the answer would cost the same failure again.
+    """
+    subject = bench.subject
+    asks = subject.target.search.prune and hasattr(open_backend(subject.backend), "idle")
+    if not asks or bench.control is None or not bench.control.route.is_default:
+        return []
+    base = space.route(space.baseline())
+    knobs = {term.knob.name: list(term.values) for term in space.terms if term.variable}
+    order = build_order(bench, base) | {"output": str(bench.folder / "idle.onnx")}
+    arguments = {"backend": subject.backend, "order": order, "knobs": knobs}
+    bound = subject.bound_to["target"]
+    key = bench.key(
+        "idle",
+        code_digest("routetune.tasks.engines.looks"),
+        model=bound["model"],
+        profiles=bound["profiles"],
+        route=str(base),
+        knobs=knobs,
+    )
+    answer = bench.answer(key, lambda: ({"idle": bench.step(LOOK, arguments)}, []))
+    found: list[str] = answer.value.get("idle", [])
+    return found

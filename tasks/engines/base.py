@@ -86,7 +86,12 @@ class Runner(Protocol):
 
 
 class Backend(Protocol):
-    """What every backend offers; `tests/contracts/test_backend.py` runs on each implementation."""
+    """What every backend offers; `tests/contracts/test_backend.py` runs on each implementation.
+
+    A backend that can tell which knobs do nothing on a model has a method besides:
+    `idle(order, knobs: Mapping[str, Sequence[str]]) -> list[str]`, the names among `knobs` (name -> values to
+    be tried). Routes that differ only in these are tried last.
+    """
 
     name: str
 

@@ -101,7 +101,19 @@ def shown(path: Path, store: Store) -> dict[str, Any]:
             f"target {state.target!r}: nothing is published in {store.root} ({state.state}); "
             f"run 'routetune tune {path}' first"
         )
-    return published(state.publication) | {"state": state.state, "changes": state.to_json()["changes"]}
+    return published(state.publication) | {
+        "state": state.state,
+        "changes": state.to_json()["changes"],
+        "explanation": _explanation(store, state.publication.manifest["run"]),
+    }
+
+
+def _explanation(store: Store, run: str) -> dict[str, Any] | None:
+    """What the run that published told of itself; None where it did not, or is gone."""
+    try:
+        return store.runs.get(run).summary.get("explanation")
+    except BadInput:
+        return None
 
 
 def rolled_back(path: Path, store: Store) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import number
+from routetune.tasks.report.explanation import SHOWN, sentences
 from routetune.tasks.report.timing import times_text, trial_figures
 from routetune.tasks.trial import REPRODUCIBLE
 
@@ -38,7 +39,9 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
     }
 
 
-def run_summary(bench: Bench, publication: Publication, ended: str, kept: str = "") -> dict[str, Any]:
+def run_summary(
+    bench: Bench, publication: Publication, ended: str, explanation: dict[str, Any], kept: str = ""
+) -> dict[str, Any]:
     """The answer of a run that published, or kept what was published: `kept` says why."""
     trials = list(bench.trials.values())
     built = [trial for trial in trials if "build" not in trial.cached]
@@ -48,6 +51,7 @@ def run_summary(bench: Bench, publication: Publication, ended: str, kept: str = 
         "environment": bench.subject.environment.label,
         "run": bench.run.id,
         "search": ended,
+        "explanation": explanation,
         "trials": [trial_summary(trial) for trial in trials],
         "counts": {
             "trials": len(trials),
@@ -120,6 +124,15 @@ def speed_text(speed: dict[str, Any]) -> str:
     return f"{ratio:.3f}x [{low:.3f}, {high:.3f}]"
 
 
+def effect_rows(explanation: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The strongest main effects for a table: setting, speed with its interval, routes that had it."""
+    rows = []
+    for one in explanation["effects"][:SHOWN]:
+        speed = "not told apart from others" if one["inseparable"] else speed_text(one)
+        rows.append((f"{one['knob']}={one['value']}", speed, str(one["trials"])))
+    return rows
+
+
 def markdown(answer: dict[str, Any]) -> str:
     """The summary artifact of a run."""
     counts = answer["counts"]
@@ -137,6 +150,7 @@ def markdown(answer: dict[str, Any]) -> str:
         f"- engine: `{answer['engine']}` (generation {answer['generation']})",
     ]
     lines += ["", "## Remarks", *(f"- {remark}" for remark in answer["remarks"])] if answer["remarks"] else []
+    lines += _explained(answer["explanation"])
     lines += ["", "## Finalists that lost"] if answer["decision"]["explanations"] else []
     lines += [f"- `{route or DEFAULT}`: {why}" for route, why in answer["decision"]["explanations"].items()]
     lines += ["", "## Excluded"]
@@ -146,6 +160,18 @@ def markdown(answer: dict[str, Any]) -> str:
     lines += excluded or ["none"]
     lines += ["", "## Reproduce", *(f"    {line}" for line in answer["reproduce"])]
     return "\n".join(lines)
+
+
+def _explained(explanation: dict[str, Any]) -> list[str]:
+    lines = [
+        "",
+        "## What the knobs did",
+        "",
+        "| setting | speed with / without it | routes |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{setting}` | {speed} | {count} |" for setting, speed, count in effect_rows(explanation)]
+    return [*lines, "", *(f"- {sentence}" for sentence in sentences(explanation))]
 
 
 def _number(value: float | None) -> float | str | None:

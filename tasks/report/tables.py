@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from routetune.tasks.report.summary import DEFAULT, speed_text
+from routetune.tasks.report.explanation import sentences
+from routetune.tasks.report.summary import DEFAULT, effect_rows, speed_text
 from routetune.tasks.report.timing import times_text
 
 _COLOURS = {
@@ -37,6 +38,7 @@ def run_summary(answer: dict[str, Any], console: Console) -> None:
     console.print(facts)
     for remark in answer["remarks"]:
         console.print(f"[yellow]{escape(remark)}[/]")
+    _explanation(answer.get("explanation"), console)
     _explanations(answer["decision"]["explanations"], console)
     _excluded(answer["excluded"], console)
     for change in answer.get("changes", []):
@@ -132,6 +134,19 @@ def examination(answer: dict[str, Any], console: Console) -> None:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{value} {name}" for name, value in counts.items())
+
+
+def _explanation(explanation: dict[str, Any] | None, console: Console) -> None:
+    """What the knobs did, what was put off, and what would come next."""
+    if not explanation:
+        return
+    if rows := effect_rows(explanation):
+        table = Table("knob", "speed with / without it", "routes", box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row))
+        console.print(table)
+    for sentence in sentences(explanation):
+        console.print(escape(sentence))
 
 
 def _explanations(explanations: dict[str, str], console: Console) -> None:

@@ -54,21 +54,24 @@ class Priors:
 
     def trials(self, target: str) -> list[LoggedTrial]:
         """The trials for a target, those for every target among them; damaged files are set aside."""
+        return [trial for _, trial in self._trials(target)]
+
+    def promising(self, target: str) -> list[tuple[str, LoggedTrial]]:
+        """Trials for a target that ran, were accurate enough and were timed, the fastest first, each with the
+        name of the file that it came from.
+
+        Times of different logs are compared as they stand, which is good enough for an order of trying.
+        """
+        usable = [(source, trial) for source, trial in self._trials(target) if trial.usable]
+        return sorted(usable, key=lambda found: found[1].milliseconds or 0.0)
+
+    def _trials(self, target: str) -> list[tuple[str, LoggedTrial]]:
         return [
-            _from_json(trial)
+            (str(content["source"]), _from_json(trial))
             for content in self._contents()
             if content["target"] in (None, target)
             for trial in content["trials"]
         ]
-
-    def promising(self, target: str) -> list[dict[str, str]]:
-        """Assignments for a target that ran, were accurate enough and were timed: the fastest first.
-
-        Times of different logs are compared as they stand, which is good enough for an order of trying.
-        """
-        usable = [trial for trial in self.trials(target) if trial.usable]
-        usable.sort(key=lambda trial: trial.milliseconds or 0.0)
-        return [trial.route for trial in usable]
 
     def _contents(self) -> Iterator[dict[str, Any]]:
         for path in sorted(self.folder.glob("*.json")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -190,6 +191,23 @@ class Publications:
     def environments(self, target: str) -> list[str]:
         """Keys of the environments in which a target was ever published, sorted."""
         return manifests.environments(self.root, target)
+
+    def history(self, target: str) -> list[Publication]:
+        """Everything ever published for a target, in any environment, that still reads well; newest first.
+
+        The engines' bytes are not read. What is damaged is `verify`'s to tell, and is passed over.
+        """
+        found = []
+        for environment in self.environments(target):
+            place = manifests.home(self.root, target, environment)
+            try:
+                pointer = manifests.read_pointer(place) or Pointer(None)
+            except RoutetuneError:
+                continue
+            for past in pointer.newest_first:
+                with suppress(RoutetuneError):
+                    found.append(manifests.read_publication(self.root, place, past.generation, past.manifest))
+        return sorted(found, key=lambda one: str(one.manifest["published_at"]), reverse=True)
 
     def verify(self, target: str, environment: str) -> list[str]:
         """One sentence for each file of a publication, current or earlier, that is not what was published.

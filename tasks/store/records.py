@@ -153,26 +153,26 @@ class Records:
         Args:
             run: only this run; all runs by default.
             target: only this target.
-            columns: only these, and those that tell rows apart; all by default.
+            columns: only these, in this order; all by default. Raw samples are most of a row, and are not
+                even unpacked where they are not asked for.
 
         Raises:
             BadInput: a newer routetune wrote a part; the message names it.
         """
         import pyarrow as pa
 
-        kept = [name for name in COLUMNS if not columns or name in {*columns, "run", "route_id", "target"}]
-        runs = [names.run(run)] if run else self._runs()
-        tables = [self._read_run(run, kept)[0] for run in runs]
-        table = _last_of_each(pa.concat_tables([record_schema().empty_table().select(kept), *tables]))
+        needed = list(dict.fromkeys([*columns, "run", "route_id", "target"])) if columns else None
+        tables = [self._read_run(run, needed)[0] for run in ([names.run(run)] if run else self._runs())]
+        table = _last_of_each(pa.concat_tables([_empty(needed), *tables]))
         if target is not None:
             import pyarrow.compute as pc
 
             table = table.filter(pc.equal(table["target"], target))
-        return table
+        return table.select(list(columns)) if columns else table
 
     def finished_routes(self, run: str) -> set[str]:
         """Ids of the routes of a run whose record stands; that of a time-out, say, does not."""
-        table = self.read(run)
+        table = self.read(run, columns=("route_id", "outcome"))
         pairs = zip(table["route_id"].to_pylist(), table["outcome"].to_pylist(), strict=True)
         return {route for route, outcome in pairs if outcome in REPRODUCIBLE}
 
@@ -204,7 +204,7 @@ class Records:
         write_atomically(path, raw)
         return path
 
-    def _read_run(self, run: str, columns: Sequence[str] = tuple(COLUMNS)) -> tuple[pa.Table, list[Path]]:
+    def _read_run(self, run: str, columns: list[str] | None = None) -> tuple[pa.Table, list[Path]]:
         """All rows of a run, repeated ones included, and the sound parts that they came from, in order."""
         import pyarrow as pa
 
@@ -220,11 +220,16 @@ class Records:
                     set_aside(self.root, part, f"damaged part of the records: {damage}")
             # New parts come last, so anything else than the same beginning means that parts were merged.
             if self._parts(run)[: len(parts)] == parts:
-                empty = record_schema().empty_table().select(list(columns))
-                return pa.concat_tables([empty, *tables.values()]), list(tables)
+                return pa.concat_tables([_empty(columns), *tables.values()]), list(tables)
 
     def _parts(self, run: str) -> list[Path]:
         return sorted((self.folder / run).glob("part-*"))
+
+
+def _empty(columns: list[str] | None = None) -> pa.Table:
+    """No rows, of all columns or some."""
+    table = record_schema().empty_table()
+    return table if columns is None else table.select(columns)
 
 
 def _time_of(part: Path) -> int:
@@ -241,8 +246,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "schema_version": SCHEMA}
 
 
-def _read_part(path: Path, columns: Sequence[str]) -> pa.Table:
-    """One part, every byte of it checked.
+def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """One part, or some columns of it, every byte checked.
 
     Raises:
         FileNotFoundError: it is gone.
@@ -269,8 +274,7 @@ def _read_part(path: Path, columns: Sequence[str]) -> pa.Table:
                 f"records {path} have schema {version}, this routetune reads up to {SCHEMA}: use a newer "
                 "routetune"
             )
-        schema = pa.schema([record_schema().field(name) for name in columns])
-        return file.read(columns=list(columns)).cast(schema)
+        return file.read(columns=columns).cast(_empty(columns).schema)
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(f"it is no table of records: {error}") from error
 

@@ -173,12 +173,16 @@ class Reference(_Section):
 
 
 class Search(_Section):
-    """Which routes are considered, in trtexec's language, and in which order they are tried."""
+    """Which routes are considered, in trtexec's language, and in which order they are tried.
+
+    With `prune` what very likely brings nothing is tried last; nothing is left out for good.
+    """
 
     routes: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1)]
     exclude: Annotated[tuple[Text, ...], BeforeValidator(_several)] = ()
     algorithm: Literal["fast", "full", "mixed", "random"] = "mixed"
     seed: Seed = 0
+    prune: bool = True
 
 
 class Budget(_Section):

@@ -16,7 +16,8 @@ LOG = TuningLog({"tuner_version": "1", "argv": ["/home/somebody"]}, (SLOW, FAST,
 
 def test_the_fastest_that_ran_come_first_as_they_were_written(store: Store) -> None:
     store.priors.add(LOG, "tune.jsonl", "mlp")
-    assert [list(route) for route in store.priors.promising("mlp")] == [["-b", "-a"], ["-a"]]
+    found = [(source, list(trial.route)) for source, trial in store.priors.promising("mlp")]
+    assert found == [("tune.jsonl", ["-b", "-a"]), ("tune.jsonl", ["-a"])]
     assert store.priors.trials("mlp")[0] == SLOW
     assert store.priors.trials("mlp")[2] == CRASHED
     assert math.isnan(store.priors.trials("mlp")[1].losses["y"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,12 @@ class OnnxRuntime:
         except BaseException:
             order.output.unlink(missing_ok=True)
             raise
+
+    def idle(self, order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> list[str]:
+        """The knobs among `knobs` (name -> values to be tried) whose rewrite does nothing on this model."""
+        from routetune.tasks.engines.onnxruntime.firing import idle_knobs
+
+        return idle_knobs(order, knobs)
 
     def load(self, engine: Engine, device: str, settings: Mapping[str, Any]) -> Runner:
         """Load an engine whose digest the caller has verified; its graph is not optimised again.

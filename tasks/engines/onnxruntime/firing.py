@@ -1,0 +1,85 @@
+"""Which rewrites of the optimiser act on a model at all, read from the library's own log.
+
+The log names every graph transformer that a build runs, and whether it changed anything. Rewrite rules run
+unseen inside the rule-based transformers; where none of these changes anything, no rule does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from routetune.tasks.engines.base import BuildError, BuildOrder
+from routetune.tasks.engines.onnxruntime.passes import RULES, TRANSFORMERS
+from routetune.tasks.engines.onnxruntime.session import (
+    build_options,
+    disabled_optimizers,
+    open_session,
+    provider_of,
+)
+from routetune.tasks.errors import BadInput
+
+LEVEL = "-graph_optimization_level"
+_MODIFIED = re.compile(r"GraphTransformer (\S+) modified: ([01])")
+_RULE_BASED = "RuleBasedTransformer"
+_INFO = 1
+
+
+def idle_knobs(order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Those of `knobs` that switch a rewrite which changes nothing on this model, at any level they name.
+
+    Every level is built once, with all rewrites on. Another one switched off may still wake a rewrite up, so
+    this says where to look last and never where not to look.
+
+    Args:
+        order: the build whose route the others vary; its output is not kept.
+        knobs: knob name -> the values that are to be tried.
+
+    Raises:
+        BadInput: a device or plugin that cannot be.
+        BuildError: the library refuses the model.
+    """
+    if not any(name.removeprefix("-") in TRANSFORMERS.keys() | RULES.keys() for name in knobs):
+        return []
+    changed: dict[str, bool] = dict.fromkeys([*TRANSFORMERS, *RULES], False)
+    for level in dict.fromkeys([order.route.get(LEVEL, "all"), *knobs.get(LEVEL, ())]):
+        for name, mark in _MODIFIED.findall(_log_of(order, dict(order.route) | {LEVEL: level})):
+            changed[name] = changed.get(name, False) or mark == "1"
+    if any(_RULE_BASED in name and acts for name, acts in changed.items()):
+        changed |= dict.fromkeys(RULES, True)
+    return [name for name in knobs if changed.get(name.removeprefix("-")) is False]
+
+
+def _log_of(order: BuildOrder, route: Mapping[str, str]) -> str:
+    """What the library writes while it builds a route; the engine is not kept."""
+    options = build_options(route, order.output, {})
+    options.log_severity_level = _INFO
+    disabled, plugins = disabled_optimizers(route), order.settings.get("plugins", ())
+    try:
+        with _written() as log:
+            open_session(order.model, options, provider_of(order.device), plugins=plugins, disabled=disabled)
+            log.seek(0)
+            return log.read().decode(errors="replace")
+    except (BadInput, MemoryError):
+        raise
+    except Exception as error:
+        raise BuildError(str(error).strip()) from error
+    finally:
+        order.output.unlink(missing_ok=True)
+
+
+@contextmanager
+def _written() -> Iterator[IO[bytes]]:
+    """What is written to file descriptor 2 meanwhile: native code writes its log there."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield file
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

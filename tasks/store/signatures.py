@@ -1,0 +1,46 @@
+"""Signatures: a few facts of every model that was tuned, to compare others with. No key holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from routetune.tasks.store import names
+from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+
+SCHEMA = 1
+
+
+class Signatures:
+    """The signatures under `root`, the folder of the store: signatures/<model digest>.json."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "signatures"
+
+    def put(self, model: str, signature: Mapping[str, Any]) -> None:
+        """Keep what is known of a model; the same again writes nothing.
+
+        Args:
+            model: the model's digest.
+            signature: plain JSON, as `likeness.signature` makes it.
+        """
+        if self.get(model) != dict(signature):
+            write_atomically(self._path(model), seal({"schema": SCHEMA, "signature": dict(signature)}))
+
+    def get(self, model: str) -> dict[str, Any] | None:
+        """What was kept of a model, or None; a damaged file is set aside with a warning."""
+        path = self._path(model)
+        try:
+            found: dict[str, Any] = read_sealed(path, SCHEMA, "signature")["signature"]
+            return found
+        except FileNotFoundError:
+            return None
+        except (Damaged, KeyError) as damage:
+            set_aside(self.root, path, f"damaged signature: {damage}")
+            return None
+
+    def _path(self, model: str) -> Path:
+        return self.folder / f"{names.digest(model)}.json"
