@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from routetune.tasks.canonical import number
 from routetune.tasks.errors import RoutetuneError
 
 #: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
@@ -28,11 +30,32 @@ def run_tune(
     target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
+    with _ready(quiet):
+        from routetune.flows.tune import tune
+
+        report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
+    return report
+
+
+def run_publish(
+    target: Path, store: Path, epsilon: float, metric: str | None, run: str | None, quiet: bool = False
+) -> dict[str, Any]:
+    """Run the flow `publish` here and now, as `run_tune` does."""
+    with _ready(quiet):
+        from routetune.flows.publish import publish
+
+        path = str(target.absolute())
+        report: dict[str, Any] = publish(path, number(epsilon), metric, run, str(store))
+    return report
+
+
+@contextmanager
+def _ready(quiet: bool) -> Iterator[None]:
+    """Prefect as a command needs it, and a progress bar where there is a terminal."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     _check_server()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-    from routetune.flows.tune import tune
     from routetune.tasks.report.progress import listening
 
     with ExitStack() as stack:
@@ -42,8 +65,7 @@ def run_tune(
             stack.enter_context(listening(stack.enter_context(closing(Bar()))))
         # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
-        report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
-    return report
+        yield
 
 
 def _check_server() -> None:

@@ -117,6 +117,10 @@ class Bench:
             self.store.entries.put(key, value, blobs)
             return Answer(value, cached=False)
 
+    def known(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        """The value for `key` where the store has all of it, else None; nothing is made."""
+        return self._recalled(key)
+
     def _recalled(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The value of a whole entry; one that names damaged bytes is none, and is made anew."""
         entry = None if self.refresh else self.store.entries.get(key)
@@ -218,8 +222,13 @@ def failure_from(value: dict[str, Any]) -> Failure | None:
 
 
 @contextmanager
-def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Bench]:
+def open_bench(
+    path: Path, store: Store, refresh: bool = False, amend: Callable[[Subject], Subject] | None = None
+) -> Iterator[Bench]:
     """A bench for the target file at `path`, with a locked device and a worker, both given back at the end.
+
+    Args:
+        amend: what the run shall take for its subject in place of what the file says.
 
     Raises:
         BusyDevice: the device is in use and the target requires to have it alone.
@@ -229,6 +238,7 @@ def open_bench(path: Path, store: Store, refresh: bool = False) -> Iterator[Benc
         target = load_target(path)
         stack.enter_context(_device(target, resolve(target)[1]))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
+        subject = amend(subject) if amend else subject
         run = stack.enter_context(store.runs.open(subject.target.name, subject.bound_to))
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,12 @@ def build(bench: Bench, route: Route) -> Trial:
     return trial_of(route, answer)
 
 
+def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
+    """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
+    value = bench.known(_key(bench, route))
+    return None if value is None else value.get("engine")
+
+
 def trial_of(route: Route, answer: Answer) -> Trial:
     return Trial(
         route,

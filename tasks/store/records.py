@@ -97,8 +97,8 @@ def row(run: str, target: str, environment: str, trial: Trial) -> dict[str, Any]
 
 
 @cache
-def record_schema() -> pa.Schema:
-    """The Arrow schema of every part."""
+def record_schema(columns: tuple[str, ...] | None = None) -> pa.Schema:
+    """The Arrow schema of every part, or of some of its columns."""
     import pyarrow as pa
 
     kinds = {
@@ -113,6 +113,7 @@ def record_schema() -> pa.Schema:
     fields = [
         pa.field(name, kinds[kind], nullable=name not in (*_REQUIRED, "schema_version"))
         for name, kind in COLUMNS.items()
+        if columns is None or name in columns
     ]
     return pa.schema(fields, metadata={_VERSION: str(SCHEMA).encode()})
 
@@ -143,7 +144,9 @@ class Records:
             table = pa.Table.from_pylist(group, schema=record_schema())
             self._write(run, table, time.time_ns())
 
-    def read(self, run: str | None = None, target: str | None = None) -> pa.Table:
+    def read(
+        self, run: str | None = None, target: str | None = None, columns: Sequence[str] | None = None
+    ) -> pa.Table:
         """Rows, oldest first, one for each (run, route): the last that was written.
 
         Damaged parts are set aside with a warning, and the others are read.
@@ -151,14 +154,16 @@ class Records:
         Args:
             run: only this run; all runs by default.
             target: only this target.
+            columns: only these columns, besides the required ones; raw timings are most of a record.
 
         Raises:
             BadInput: a newer routetune wrote a part; the message names it.
         """
         import pyarrow as pa
 
-        tables = [self._read_run(run)[0] for run in ([names.run(run)] if run else self._runs())]
-        table = _last_of_each(pa.concat_tables([record_schema().empty_table(), *tables]))
+        wanted = None if columns is None else tuple(dict.fromkeys((*_REQUIRED, *columns)))
+        tables = [self._read_run(run, wanted)[0] for run in ([names.run(run)] if run else self._runs())]
+        table = _last_of_each(pa.concat_tables([record_schema(wanted).empty_table(), *tables]))
         if target is not None:
             import pyarrow.compute as pc
 
@@ -199,7 +204,7 @@ class Records:
         write_atomically(path, raw)
         return path
 
-    def _read_run(self, run: str) -> tuple[pa.Table, list[Path]]:
+    def _read_run(self, run: str, columns: tuple[str, ...] | None = None) -> tuple[pa.Table, list[Path]]:
         """All rows of a run, repeated ones included, and the sound parts that they came from, in order."""
         import pyarrow as pa
 
@@ -208,14 +213,15 @@ class Records:
             tables: dict[Path, pa.Table] = {}
             for part in parts:
                 try:
-                    tables[part] = _read_part(part)
+                    tables[part] = _read_part(part, columns)
                 except FileNotFoundError:
                     continue  # merged into another meanwhile
                 except Damaged as damage:
                     set_aside(self.root, part, f"damaged part of the records: {damage}")
             # New parts come last, so anything else than the same beginning means that parts were merged.
             if self._parts(run)[: len(parts)] == parts:
-                return pa.concat_tables([record_schema().empty_table(), *tables.values()]), list(tables)
+                empty = record_schema(columns).empty_table()
+                return pa.concat_tables([empty, *tables.values()]), list(tables)
 
     def _parts(self, run: str) -> list[Path]:
         return sorted((self.folder / run).glob("part-*"))
@@ -235,8 +241,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "schema_version": SCHEMA}
 
 
-def _read_part(path: Path) -> pa.Table:
-    """One part, every byte of it checked.
+def _read_part(path: Path, columns: tuple[str, ...] | None = None) -> pa.Table:
+    """One part, every byte of it checked; all of its columns or some.
 
     Raises:
         FileNotFoundError: it is gone.
@@ -263,7 +269,8 @@ def _read_part(path: Path) -> pa.Table:
                 f"records {path} have schema {version}, this routetune reads up to {SCHEMA}: use a newer "
                 "routetune"
             )
-        return file.read().cast(record_schema())
+        schema = record_schema(columns)
+        return file.read(columns=schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(f"it is no table of records: {error}") from error
 
