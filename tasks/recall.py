@@ -40,8 +40,8 @@ def recall_trials(bench: Bench, run: str | None) -> list[Trial]:
         BadInput: nothing was recorded, or not the losses of the metric.
     """
     found = recorded(bench.subject, bench.store, run)
-    _refuse_moved(bench, found)
     _refuse_unknown_losses(bench, found)
+    _refuse_moved(bench, found)
     trials = [_recalled(bench, one) for one in found.rows]
     control = next((trial for trial in trials if _was_control(trial)), None)
     if control is not None:

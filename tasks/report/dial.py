@@ -18,9 +18,8 @@ HEADS = ("ε from", "eligible", "fastest", "its loss", "speed", "clears")
 def frontier(answer: dict[str, Any], console: Console) -> None:
     """The staircase from the largest ε down."""
     _head(answer, console)
-    steps, shown = answer["steps"], answer["steps"]
-    if len(steps) > MANY:
-        shown = [one for at, one in enumerate(steps) if not at or one["fastest"] != steps[at - 1]["fastest"]]
+    steps = answer["steps"]
+    shown = telling(steps)
     table = Table(*HEADS, box=None, pad_edge=False)
     for step in shown:
         table.add_row(*_cells(step))
@@ -34,6 +33,13 @@ def frontier(answer: dict[str, Any], console: Console) -> None:
         at = f"at ε = {epsilon}: {eligible} eligible"
         console.print(at + (f", the fastest {fastest} with {speed}, loss {loss}" if one["speed"] else ""))
     _never(answer["never"], console)
+
+
+def telling(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps, or of very many those at which the fastest route changes."""
+    if len(steps) <= MANY:
+        return steps
+    return [one for at, one in enumerate(steps) if not at or one["fastest"] != steps[at - 1]["fastest"]]
 
 
 def epsilon(answer: dict[str, Any], console: Console) -> None:
@@ -94,3 +100,10 @@ def _never(never: list[dict[str, Any]], console: Console) -> None:
         for one in never:
             table.add_row(_route(one["route"]), one["outcome"], escape(one["reason"]))
         console.print(table)
+
+
+def report(answer: dict[str, Any], console: Console) -> None:
+    """Where the report is."""
+    head = answer["headline"]
+    console.print(escape(f"{answer['target']}: {head['speed']} {head['interval']}".rstrip()))
+    console.print(escape(f"{answer['file']} ({answer['bytes'] // 1024} kB)"))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Report = Sequence[Mapping[str, Any]]
 
-#: Knobs that change the model's precision begin with this; `@fp16` is half precision throughout.
-PLACE, HALF = "@", "@fp16"
+#: Knobs that change the model's precision begin with PLACE. The two others stand for all that is left.
+PLACE, HALF, DYNAMIC = "@", "@fp16", "@dynamic"
 
 
 def epsilon(path: Path, store: Store, metric: str | None, run: str | None) -> dict[str, Any]:
@@ -75,7 +75,8 @@ def _marks(stairs: Staircase, right: Sequence[float | None]) -> list[dict[str, A
     known = {
         "the default route": stairs.default,
         "float16 throughout": _half(stairs),
-        "most places quantised": _quantised(stairs),
+        "8 bits, scaled while running": _dynamic(stairs),
+        "most places in 8 bits": _quantised(stairs),
     }
     for name, at in known.items():
         mark: dict[str, Any] = {"name": name, "route": None, "loss": None, "top1": None}
@@ -98,19 +99,27 @@ def _repeat(stairs: Staircase) -> dict[str, Any]:
     return mark | {"loss": number(threshold(again, dial))}
 
 
-def _places(row: Mapping[str, Any]) -> dict[str, str] | None:
-    """The precision knobs of a route that names no others; None where it does."""
-    knobs = parse_tokens(row["route"])
-    return knobs if knobs and all(name.startswith(PLACE) for name in knobs) else None
-
-
 def _half(stairs: Staircase) -> int | None:
-    return next((at for at, row in enumerate(stairs.rows) if (_places(row) or {}).keys() == {HALF}), None)
+    """The route of half precision throughout, with as few other knobs as there is one."""
+    return _plainest(stairs, [{HALF} == _places(row).keys() for row in stairs.rows])
 
 
 def _quantised(stairs: Staircase) -> int | None:
-    """The route with the most places on; the first of equals."""
-    places = [_places(row) or {} for row in stairs.rows]
-    counts = [0 if HALF in one else len(one) for one in places]
+    """The route with the most places on, with as few other knobs as there is one."""
+    counts = [len(_places(row).keys() - {HALF, DYNAMIC}) for row in stairs.rows]
     most = max(counts, default=0)
-    return counts.index(most) if most else None
+    return _plainest(stairs, [most > 0 and count == most for count in counts])
+
+
+def _dynamic(stairs: Staircase) -> int | None:
+    return _plainest(stairs, [{DYNAMIC} == _places(row).keys() for row in stairs.rows])
+
+
+def _places(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in parse_tokens(row["route"]).items() if name.startswith(PLACE)}
+
+
+def _plainest(stairs: Staircase, wanted: Sequence[bool]) -> int | None:
+    """The index of the wanted route that names the fewest knobs, the first of equals."""
+    found = [at for at, is_wanted in enumerate(wanted) if is_wanted]
+    return min(found, key=lambda at: len(stairs.rows[at]["route"].split()), default=None)

@@ -16,6 +16,7 @@ from routetune.tasks.verdicts.frontier import Frontier, Step, ranked
 from routetune.tasks.verdicts.thresholds import dial_of, threshold
 
 if TYPE_CHECKING:
+    from routetune.tasks.bench import Bench
     from routetune.tasks.store import Store
     from routetune.tasks.targets.schema import Target
 
@@ -113,6 +114,12 @@ def open_staircase(path: Path, store: Store, metric: str | None, run: str | None
     """The staircase of a target's run, by default of the latest. Raises BadInput as `frontier`."""
     subject = open_subject(path)
     return Staircase(recorded(subject, store, run, COLUMNS), subject.target, metric)
+
+
+def staircase_of(bench: Bench) -> Staircase:
+    """The staircase of the run on the bench, from what it has recorded."""
+    subject = bench.subject
+    return Staircase(recorded(subject, bench.store, bench.run.id, COLUMNS), subject.target)
 
 
 def told(stairs: Staircase, epsilons: Sequence[float]) -> dict[str, Any]:
