@@ -30,7 +30,7 @@ def run_tune(
     target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
-    with _ready(quiet):
+    with _prefect(quiet):
         from routetune.flows.tune import tune
 
         report: dict[str, Any] = tune(str(target.absolute()), str(store), force, refresh)
@@ -41,7 +41,7 @@ def run_publish(
     target: Path, store: Path, epsilon: float, metric: str | None, run: str | None, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the flow `publish` here and now, as `run_tune` does."""
-    with _ready(quiet):
+    with _prefect(quiet):
         from routetune.flows.publish import publish
 
         path = str(target.absolute())
@@ -50,8 +50,8 @@ def run_publish(
 
 
 @contextmanager
-def _ready(quiet: bool) -> Iterator[None]:
-    """Prefect as a command needs it, and a progress bar where there is a terminal."""
+def _prefect(quiet: bool) -> Iterator[None]:
+    """Prefect set up for a flow in this process, with a progress bar where there is a terminal."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     _check_server()

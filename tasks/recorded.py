@@ -35,13 +35,11 @@ class Recorded:
     moved: tuple[Change, ...]
 
 
-def recorded(
-    subject: Subject, store: Store, run: str | None = None, columns: Sequence[str] | None = None
-) -> Recorded:
+def recorded(subject: Subject, store: Store, run: str | None = None, columns: Sequence[str] = ()) -> Recorded:
     """The trials of a run; by default of the latest one in today's environment that came to an end.
 
     Args:
-        columns: only these columns, besides the required ones.
+        columns: only these columns; all by default.
 
     Raises:
         BadInput: there is no such run, it is another target's, or there are no trials.

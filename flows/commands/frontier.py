@@ -90,7 +90,7 @@ def publish(
     opened = open_store(store)
     subject = judged_by(open_subject(target), epsilon, metric)
     check_inputs(subject)
-    recorded(subject, opened, run, columns=())
+    recorded(subject, opened, run, columns=("route",))
     from routetune.flows.run import run_publish
 
     found = run_publish(target, opened.root, epsilon, metric, run, quiet=as_json)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: What the staircase is made of. Without the raw timings, which are most of a record.
 COLUMNS = (
-    "outcome", "reason", "alias_of", "losses", "verdict", "speed", "low", "high", "abandoned"
+    "route", "outcome", "reason", "alias_of", "losses", "verdict", "speed", "low", "high", "abandoned"
 )  # fmt: skip
 
 

@@ -97,8 +97,8 @@ def row(run: str, target: str, environment: str, trial: Trial) -> dict[str, Any]
 
 
 @cache
-def record_schema(columns: tuple[str, ...] | None = None) -> pa.Schema:
-    """The Arrow schema of every part, or of some of its columns."""
+def record_schema() -> pa.Schema:
+    """The Arrow schema of every part."""
     import pyarrow as pa
 
     kinds = {
@@ -113,7 +113,6 @@ def record_schema(columns: tuple[str, ...] | None = None) -> pa.Schema:
     fields = [
         pa.field(name, kinds[kind], nullable=name not in (*_REQUIRED, "schema_version"))
         for name, kind in COLUMNS.items()
-        if columns is None or name in columns
     ]
     return pa.schema(fields, metadata={_VERSION: str(SCHEMA).encode()})
 
@@ -145,7 +144,7 @@ class Records:
             self._write(run, table, time.time_ns())
 
     def read(
-        self, run: str | None = None, target: str | None = None, columns: Sequence[str] | None = None
+        self, run: str | None = None, target: str | None = None, columns: Sequence[str] = ()
     ) -> pa.Table:
         """Rows, oldest first, one for each (run, route): the last that was written.
 
@@ -154,25 +153,26 @@ class Records:
         Args:
             run: only this run; all runs by default.
             target: only this target.
-            columns: only these columns, besides the required ones; raw timings are most of a record.
+            columns: only these, in this order; all by default. Raw samples are most of a row, and are not
+                even unpacked where they are not asked for.
 
         Raises:
             BadInput: a newer routetune wrote a part; the message names it.
         """
         import pyarrow as pa
 
-        wanted = None if columns is None else tuple(dict.fromkeys((*_REQUIRED, *columns)))
-        tables = [self._read_run(run, wanted)[0] for run in ([names.run(run)] if run else self._runs())]
-        table = _last_of_each(pa.concat_tables([record_schema(wanted).empty_table(), *tables]))
+        needed = list(dict.fromkeys([*columns, "run", "route_id", "target"])) if columns else None
+        tables = [self._read_run(run, needed)[0] for run in ([names.run(run)] if run else self._runs())]
+        table = _last_of_each(pa.concat_tables([_empty(needed), *tables]))
         if target is not None:
             import pyarrow.compute as pc
 
             table = table.filter(pc.equal(table["target"], target))
-        return table
+        return table.select(list(columns)) if columns else table
 
     def finished_routes(self, run: str) -> set[str]:
         """Ids of the routes of a run whose record stands; that of a time-out, say, does not."""
-        table = self.read(run)
+        table = self.read(run, columns=("route_id", "outcome"))
         pairs = zip(table["route_id"].to_pylist(), table["outcome"].to_pylist(), strict=True)
         return {route for route, outcome in pairs if outcome in REPRODUCIBLE}
 
@@ -204,7 +204,7 @@ class Records:
         write_atomically(path, raw)
         return path
 
-    def _read_run(self, run: str, columns: tuple[str, ...] | None = None) -> tuple[pa.Table, list[Path]]:
+    def _read_run(self, run: str, columns: list[str] | None = None) -> tuple[pa.Table, list[Path]]:
         """All rows of a run, repeated ones included, and the sound parts that they came from, in order."""
         import pyarrow as pa
 
@@ -220,11 +220,16 @@ class Records:
                     set_aside(self.root, part, f"damaged part of the records: {damage}")
             # New parts come last, so anything else than the same beginning means that parts were merged.
             if self._parts(run)[: len(parts)] == parts:
-                empty = record_schema(columns).empty_table()
-                return pa.concat_tables([empty, *tables.values()]), list(tables)
+                return pa.concat_tables([_empty(columns), *tables.values()]), list(tables)
 
     def _parts(self, run: str) -> list[Path]:
         return sorted((self.folder / run).glob("part-*"))
+
+
+def _empty(columns: list[str] | None = None) -> pa.Table:
+    """No rows, of all columns or some."""
+    table = record_schema().empty_table()
+    return table if columns is None else table.select(columns)
 
 
 def _time_of(part: Path) -> int:
@@ -241,8 +246,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "schema_version": SCHEMA}
 
 
-def _read_part(path: Path, columns: tuple[str, ...] | None = None) -> pa.Table:
-    """One part, every byte of it checked; all of its columns or some.
+def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """One part, or some columns of it, every byte checked.
 
     Raises:
         FileNotFoundError: it is gone.
@@ -269,8 +274,7 @@ def _read_part(path: Path, columns: tuple[str, ...] | None = None) -> pa.Table:
                 f"records {path} have schema {version}, this routetune reads up to {SCHEMA}: use a newer "
                 "routetune"
             )
-        schema = record_schema(columns)
-        return file.read(columns=schema.names).cast(schema)
+        return file.read(columns=columns).cast(_empty(columns).schema)
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(f"it is no table of records: {error}") from error
 
