@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from routetune.tasks.canonical import number
 from routetune.tasks.errors import RoutetuneError
 
 #: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
@@ -48,6 +49,13 @@ def run_retune(
 def run_reproduce(target: Path, store: Path, quiet: bool = False) -> dict[str, Any]:
     """Run the flow `reproduce` likewise."""
     return _run("reproduce", quiet, str(target.absolute()), str(store))
+
+
+def run_publish(
+    target: Path, store: Path, epsilon: float, metric: str | None, run: str | None, quiet: bool = False
+) -> dict[str, Any]:
+    """Run the flow `publish` likewise."""
+    return _run("publish", quiet, str(target.absolute()), number(epsilon), metric, run, str(store))
 
 
 def _run(name: str, quiet: bool, *arguments: Any) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
+from routetune.flows.artifacts import leave_artifacts
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
@@ -16,7 +15,8 @@ from routetune.tasks.challenge import challenge_published, kept_because
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
-from routetune.tasks.report.summary import markdown, published_summary, run_summary
+from routetune.tasks.report.staircase import staircase_of
+from routetune.tasks.report.summary import published_summary, run_summary
 from routetune.tasks.reselect import recorded_routes
 from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness, freshness_of
@@ -70,17 +70,6 @@ def tune(
         summary = run_summary(bench, publication, search.ended, search.explanation(), kept_because(selection))
         told = ("generation", "route", "speed", "explanation", "counts")
         bench.finish({name: summary[name] for name in told})
-    _leave_artifacts(summary)
+        stairs = staircase_of(bench)
+    leave_artifacts(summary, stairs)
     return summary
-
-
-def _leave_artifacts(summary: dict[str, Any]) -> None:
-    """Show the result in Prefect; a server that is gone by now takes nothing back that is published."""
-    name = "".join(c if c.isalnum() else "-" for c in summary["target"].lower())
-    columns = ("route", "outcome", "speed", "low", "high", "loss", "reason")
-    rows = [{column: one[column] for column in columns} for one in summary["trials"]]
-    try:
-        create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {summary['target']}")
-        create_markdown_artifact(markdown(summary), key=f"summary-{name}")
-    except Exception as error:
-        warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)

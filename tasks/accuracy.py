@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from routetune.tasks.bench import Bench, failure_from
-from routetune.tasks.judging import CHECK, check_order, judged
+from routetune.tasks.judging import CHECK, check_order, judged, scores_output
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.trial import Trial
@@ -23,8 +23,8 @@ def check_accuracy(bench: Bench, trials: list[Trial]) -> list[Trial]:
 def check(bench: Bench, trial: Trial) -> Trial:
     """Losses of one engine, from the worker or the store. They hold for every metric and every tolerance."""
     assert trial.engine is not None
-    engine = trial.engine
-    answer = bench.answer(_key(bench, engine), lambda: _make(bench, engine))
+    engine, repeat = trial.engine, trial.route.is_default
+    answer = bench.answer(_key(bench, engine, repeat), lambda: _make(bench, engine, repeat))
     return replace(
         trial,
         losses=answer.value.get("losses"),
@@ -46,10 +46,10 @@ def _nothing_to_do(trial: Trial) -> bool:
     return trial.failure is not None or trial.alias_of is not None
 
 
-def _key(bench: Bench, engine: dict[str, Any]) -> dict[str, Any]:
+def _key(bench: Bench, engine: dict[str, Any], repeat: bool) -> dict[str, Any]:
     bound = bench.subject.bound_to["target"]["accuracy"]
     task = bound.get("task")
-    labels = [] if task is None else [bench.labels.get(one["name"]) for one in bench.references]
+    labels = [bench.labels.get(one["name"]) for one in bench.references]
     return bench.key(
         "accuracy",
         code_digest("routetune.tasks.verdicts.checks"),
@@ -59,11 +59,15 @@ def _key(bench: Bench, engine: dict[str, Any]) -> dict[str, Any]:
             [one[part] for part in ("name", "role", "inputs", "outputs")] for one in bench.references
         ],
         comparing=comparing(bench.subject.target.accuracy),
-        task=task and {"metric": bound["metric"], **task, "labels": labels},
+        labels=labels,
+        scores=scores_output(bench),
+        task=task and {"metric": bound["metric"], **task},
+        repeat=repeat,
     )
 
 
-def _make(bench: Bench, engine: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _make(bench: Bench, engine: dict[str, Any], repeat: bool) -> tuple[dict[str, Any], list[str]]:
+    # A repeat of the default route shows how far outputs move by themselves: no ε can ask for less.
     started = time.monotonic()
-    losses = bench.step(CHECK, check_order(bench, engine))
+    losses = bench.step(CHECK, check_order(bench, engine) | {"repeat": repeat})
     return {"losses": losses, "seconds": round(time.monotonic() - started, 3)}, []

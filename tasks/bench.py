@@ -120,6 +120,10 @@ class Bench:
             self.store.entries.put(key, value, blobs)
             return Answer(value, cached=False)
 
+    def known(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        """The value for `key` where the store has all of it, else None; nothing is made."""
+        return self._recalled(key)
+
     def _recalled(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The value of a whole entry; one that names damaged bytes is none, and is made anew."""
         entry = None if self.refresh else self.store.entries.get(key)
@@ -227,6 +231,7 @@ def open_bench(
     refresh: bool = False,
     patience: float | None = None,
     purpose: str | None = None,
+    amend: Callable[[Subject], Subject] | None = None,
 ) -> Iterator[Bench]:
     """A bench for the target file at `path`, with a locked device and a worker, both given back at the end.
 
@@ -234,6 +239,7 @@ def open_bench(
         refresh: answer nothing from the store.
         patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
         purpose: what the run is for, where it is not to tune: then it goes on with no run that was.
+        amend: what the run shall take for its subject in place of what the file says.
 
     Raises:
         RoutetuneError: the environment cannot be read, so that no result could be bound to it.
@@ -245,6 +251,7 @@ def open_bench(
         stack.enter_context(_device(target, resolve(target)[1], patience))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
         _refuse_unknown(subject)
+        subject = amend(subject) if amend else subject
         bound_to = subject.bound_to | ({"purpose": purpose} if purpose else {})
         run = stack.enter_context(store.runs.open(subject.target.name, bound_to))
         folder = store.root / "scratch" / run.id

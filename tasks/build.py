@@ -37,6 +37,12 @@ def is_kept(bench: Bench, route: Route) -> bool:
     return entry is not None and all(bench.store.blobs.has(blob) for blob in entry.blobs)
 
 
+def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
+    """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
+    value = bench.known(_key(bench, route))
+    return None if value is None else value.get("engine")
+
+
 def trial_of(route: Route, answer: Answer) -> Trial:
     return Trial(
         route,

@@ -36,6 +36,7 @@ def check_order(
         "sets": sets_order(bench, bench.references if references is None else references),
         "comparing": comparing(bench.subject.target.accuracy),
         "task": task_order(bench),
+        "scores": scores_output(bench),
     }
 
 
@@ -50,6 +51,14 @@ def sets_order(bench: Bench, references: Sequence[dict[str, Any]]) -> list[dict[
             {"name": one["name"], "role": one["role"], **files, "labels": labels and str(verified(labels))}
         )
     return orders
+
+
+def scores_output(bench: Bench) -> str | None:
+    """The output that labels belong to; None without labels, or where several outputs leave it open."""
+    target, outputs = bench.subject.target, bench.subject.model.outputs
+    if not bench.labels or (target.accuracy.scores is None and len(outputs) != 1):
+        return None
+    return scores_of(target, outputs)
 
 
 def task_order(bench: Bench) -> dict[str, Any] | None:

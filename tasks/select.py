@@ -56,7 +56,7 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
     """
     progress.tell(progress.Snapshot("duel of the finalists", done=len(trials)))
     control = _control(bench, trials)
-    contenders = _contenders(bench, control, trials)
+    contenders = contenders_of(bench, control, trials)
     dropped: dict[str, str] = {}
     loads = _duel(bench, control, contenders, dropped)
     while True:
@@ -82,7 +82,7 @@ def _control(bench: Bench, trials: list[Trial]) -> Trial:
     return bench.control
 
 
-def _contenders(bench: Bench, control: Trial, trials: list[Trial]) -> list[Trial]:
+def contenders_of(bench: Bench, control: Trial, trials: list[Trial]) -> list[Trial]:
     """The finalists; beside an eligible default only those that may still clear the gain asked for."""
     timing = bench.subject.target.timing
     at_least = 1 + timing.min_gain if _default_eligible(control) else 0.0

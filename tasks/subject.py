@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from routetune.tasks.routes.space import open_space
 from routetune.tasks.targets.binding import bound_to
 from routetune.tasks.targets.environment import Environment, observe
 from routetune.tasks.targets.inputs import input_sets, inputs_digest
+from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.model import ModelInfo, inspect_model
+from routetune.tasks.targets.rules import check_accuracy_rules
 from routetune.tasks.targets.schema import Target, load_target
 
 
@@ -62,6 +64,27 @@ def open_subject(path: Path | str, memo: Memo = no_memo) -> Subject:
     environment = today(backend, device)
     bound = bound_to(target, model, environment, inputs_digest(target, memo), memo)
     return Subject(target, model, backend, device, environment, bound, seen)
+
+
+def judged_by(subject: Subject, tolerance: float, metric: str | None = None) -> Subject:
+    """The subject with another ε, and perhaps another metric, than its target file has.
+
+    What it is bound to says so: a publication made by it is not fresh beside the file, and `status` names
+    the field.
+
+    Raises:
+        BadInput: the metric does not exist, or the model cannot be judged by it.
+    """
+    target = subject.target
+    stated = target.accuracy.model_dump() | {"tolerance": tolerance}
+    try:
+        accuracy = Accuracy.model_validate(stated | ({"metric": metric} if metric else {}))
+    except ValueError as error:
+        raise BadInput(f"target {target.name!r}: metric {metric!r} cannot be used: {error}") from error
+    amended = target.model_copy(update={"accuracy": accuracy})
+    check_accuracy_rules(amended, subject.model.outputs)
+    bound = bound_to(amended, subject.model, subject.environment, inputs_digest(amended))
+    return replace(subject, target=amended, bound_to=bound)
 
 
 def check_unchanged(subject: Subject) -> None:

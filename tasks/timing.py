@@ -65,10 +65,16 @@ def _timed(bench: Bench, trial: Trial) -> Trial:
         # The default route comes first, so it is the control wherever it runs; elsewhere the first
         # eligible route stands in, since speed needs something to be measured against.
         if trial.route.is_default or trial.accepted:
-            bench.control = trial = replace(trial, speed=1.0, low=1.0, high=1.0)
-            bench.attempts.canary = lambda: _run_alone(bench, trial)
+            trial = replace(trial, speed=1.0, low=1.0, high=1.0)
+            set_control(bench, trial)
         return trial
     return time_engine(bench, trial, bench.control)
+
+
+def set_control(bench: Bench, trial: Trial) -> None:
+    """Make a trial what the others are measured against, and the canary of the worker."""
+    bench.control = trial
+    bench.attempts.canary = lambda: _run_alone(bench, trial)
 
 
 def _still_holds(bench: Bench, value: dict[str, Any]) -> bool:

@@ -40,9 +40,17 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
 
 
 def run_summary(
-    bench: Bench, publication: Publication, ended: str, explanation: dict[str, Any], kept: str = ""
+    bench: Bench,
+    publication: Publication,
+    ended: str,
+    explanation: dict[str, Any] | None = None,
+    kept: str = "",
 ) -> dict[str, Any]:
-    """The answer of a run that published, or kept what was published: `kept` says why."""
+    """The answer of a run that published, or kept what was published: `kept` says why.
+
+    Args:
+        explanation: what the search tells of itself; None where nothing was searched.
+    """
     trials = list(bench.trials.values())
     built = [trial for trial in trials if "build" not in trial.cached]
     return published(publication) | {
@@ -150,7 +158,7 @@ def markdown(answer: dict[str, Any]) -> str:
         f"- engine: `{answer['engine']}` (generation {answer['generation']})",
     ]
     lines += ["", "## Remarks", *(f"- {remark}" for remark in answer["remarks"])] if answer["remarks"] else []
-    lines += _explained(answer["explanation"])
+    lines += _explained(answer["explanation"]) if answer["explanation"] else []
     lines += ["", "## Finalists that lost"] if answer["decision"]["explanations"] else []
     lines += [f"- `{route or DEFAULT}`: {why}" for route, why in answer["decision"]["explanations"].items()]
     lines += ["", "## Excluded"]

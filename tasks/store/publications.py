@@ -188,6 +188,22 @@ class Publications:
         """
         return manifests.current(self.root, manifests.home(self.root, target, environment), memo)
 
+    def made_by(self, run: str, target: str) -> Publication | None:
+        """What a run has published, in whatever environment, current or not; None where it is not there.
+
+        Generations that cannot be read are passed over.
+        """
+        for key in self.environments(target):
+            place = manifests.home(self.root, target, key)
+            for number in reversed(manifests.numbers(place)):
+                try:
+                    found = manifests.read_publication(self.root, place, number, None)
+                except RoutetuneError:
+                    continue
+                if found.manifest.get("run") == run:
+                    return found
+        return None
+
     def environments(self, target: str) -> list[str]:
         """Keys of the environments in which a target was ever published, sorted."""
         return manifests.environments(self.root, target)

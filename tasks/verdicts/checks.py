@@ -13,7 +13,7 @@ from routetune.tasks.engines.base import Runner
 from routetune.tasks.engines.steps import RunError, engine_from, loaded
 from routetune.tasks.verdicts.accuracy import compare_outputs
 from routetune.tasks.verdicts.losses import is_number, losses
-from routetune.tasks.verdicts.metrics import MetricError, task_loss
+from routetune.tasks.verdicts.metrics import MetricError, accuracy_drop, task_loss
 
 #: The role of input sets that are run only to see whether outputs move with the inputs.
 PROBE = "probe"
@@ -34,6 +34,8 @@ def check(
     sets: Sequence[Set],
     comparing: Mapping[str, Any],
     task: Mapping[str, Any] | None = None,
+    scores: str | None = None,
+    repeat: bool = False,
 ) -> list[dict[str, Any]]:
     """Losses of all metrics, per input set and output.
 
@@ -42,6 +44,10 @@ def check(
             "labels" where the task needs them and there are any.
         comparing: see `rules.comparing`.
         task: the metric of whole input sets, where the target has one; see `metrics.task_loss`.
+        scores: the output that labels belong to: where a set has labels that fit it, "top1" says how many
+            rows either side has right, whatever the metric.
+        repeat: run the engine once more on each set; "repeat" is how the second outputs differ from the
+            first.
 
     Raises:
         RunError: the engine does not load, or not run.
@@ -50,10 +56,16 @@ def check(
     report, watch = [], _Watch()
     with loaded(backend, engine_from(path, engine), device, settings) as runner:
         for one in sets:
-            candidate = infer(runner, load_arrays(Path(one["inputs"])), one["name"])
+            inputs = load_arrays(Path(one["inputs"]))
+            candidate = infer(runner, inputs, one["name"])
             watch.see(one, candidate)
-            if one["role"] != PROBE:
-                report.append(_compared(one, candidate, comparing, task))
+            if one["role"] == PROBE:
+                continue
+            found = _compared(one, candidate, comparing, task) | _top1(one, candidate, scores)
+            if repeat:
+                again = infer(runner, inputs, one["name"])
+                found["repeat"] = compare_outputs(candidate, again, **comparing)
+            report.append(found)
     watch.mark(report)
     return report
 
@@ -100,6 +112,19 @@ def _compared(
             {"loss": "inf"} if fails else task_loss(task, one["name"], reference, candidate, _labels(one))
         )
     return report
+
+
+def _top1(one: Set, candidate: Mapping[str, Array], scores: str | None) -> dict[str, Any]:
+    """{"top1": ...} as `metrics.accuracy_drop` tells it; {} where there are no labels that fit the output."""
+    labels, reference = _labels(one), _reference(one["outputs"])
+    if labels is None or scores is None or scores not in candidate or scores not in reference:
+        return {}
+    if candidate[scores].shape != reference[scores].shape:
+        return {}
+    try:
+        return {"top1": accuracy_drop(reference[scores], candidate[scores], labels, 1, one["name"])}
+    except MetricError:
+        return {}  # labels of another kind, for a metric of the user's own
 
 
 class _Watch:

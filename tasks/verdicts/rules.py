@@ -47,7 +47,8 @@ class Rules:
     def check(self) -> None:
         """Raises BadInput: a metric that does not exist, or a tolerance that is NaN or negative."""
         for rule in (self.default, *self.outputs.values()):
-            own = rule is self.default and (rule.metric == DROP or ":" in rule.metric)
+            # An output that names no metric of its own has the default's, whatever that is.
+            own = rule.metric == self.default.metric and (rule.metric == DROP or ":" in rule.metric)
             if not (rule.of_pairs or own):
                 raise BadInput(f"accuracy metric {rule.metric!r} is not one of {', '.join(METRICS)}")
             if not rule.tolerance >= 0:

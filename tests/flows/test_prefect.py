@@ -90,6 +90,10 @@ def test_a_run_as_prefect_shows_it(target: Path, store_folder: Path, prefect_url
     assert summary["decision"]["reason"] in artifact("summary-seen-by-prefect")
     assert "-enable_mem_pattern=off" in str(artifact("trials-seen-by-prefect"))
 
+    staircase = artifact("frontier-seen-by-prefect")
+    assert "eligible" in str(staircase) and "default route" in str(staircase)
+    assert str(artifact("frontier-picture-seen-by-prefect")).startswith("data:image/png;base64,")
+
     stages = [snapshot.stage for snapshot in recorder.snapshots]
     assert stages[0] == "reference outputs" and stages[-1] == "duel of the finalists"
     done = [snapshot.done for snapshot in recorder.snapshots]

@@ -1,0 +1,257 @@
+"""What the report of a run says: everything that the page shows, gathered from the store as plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from routetune.tasks.canonical import to_float
+from routetune.tasks.recorded import Recorded, recorded
+from routetune.tasks.report.epsilon import weighed
+from routetune.tasks.report.scale import number_text
+from routetune.tasks.report.staircase import Staircase
+from routetune.tasks.report.summary import DEFAULT, speed_text
+from routetune.tasks.store.manifests import BadPublication
+from routetune.tasks.subject import open_subject
+
+if TYPE_CHECKING:
+    from routetune.tasks.store import Store
+    from routetune.tasks.store.manifests import Publication
+    from routetune.tasks.subject import Subject
+
+#: How the duel calls the control in its samples; `select.CONTROL`, which imports Prefect.
+CONTROL = "(control)"
+#: Rows of a table at the most; the records have all.
+MANY = 500
+#: Effects that are drawn.
+STRONGEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A run and what it came to.
+
+    Attributes:
+        manifest: what the run published, or None where it published nothing that is still there.
+        stairs: its staircase under the metric that it was judged by.
+        weighed: the answer of `routetune epsilon` for it.
+    """
+
+    subject: Subject
+    found: Recorded
+    manifest: dict[str, Any] | None
+    stairs: Staircase
+    weighed: dict[str, Any]
+
+    @property
+    def epsilon(self) -> float:
+        """The tolerance that the run was judged by."""
+        if self.manifest is not None:
+            return to_float(self.manifest["accuracy"]["tolerance"])
+        return to_float(self.found.run.bound_to["target"]["accuracy"]["tolerance"])
+
+
+def open_document(path: Path, store: Store, run: str | None) -> Document:
+    """The document of a run: by default of the one that made what is published here, else of the latest.
+
+    Raises:
+        BadInput: there is no such run, or it has no trials.
+    """
+    subject = open_subject(path)
+    publication = _publication(subject, store, run)
+    if run is None and publication is not None:
+        run = publication.manifest["run"]
+    found = recorded(subject, store, run)
+    manifest = None if publication is None else publication.manifest
+    metric = found.run.bound_to["target"]["accuracy"]["metric"]
+    stairs = Staircase(found, subject.target, metric)
+    return Document(subject, found, manifest, stairs, weighed(stairs))
+
+
+def _publication(subject: Subject, store: Store, run: str | None) -> Publication | None:
+    """What a run published, or without one what is current; None where it cannot be read."""
+    try:
+        if run is None:
+            return store.publications.current(subject.target.name, subject.key)
+        return store.publications.made_by(run, subject.target.name)
+    except BadPublication:
+        return None
+
+
+def headline(document: Document) -> dict[str, str]:
+    """The result in large letters, and why."""
+    manifest = document.manifest
+    if manifest is None:
+        run = document.found.run
+        told = (
+            f"The run ended as {run.status} and what it may have published is not in the store. {run.reason}"
+        )
+        return {"speed": "nothing published", "interval": "", "route": "", "told": told, "short": run.status}
+    speed, control = manifest["speed"], manifest["control"]
+    ratio, low, high = (to_float(speed[name]) for name in ("ratio", "low", "high"))
+    beside = control or "the default route"
+    interval = (
+        f"[{low:.3f}, {high:.3f}] the speed of {beside}" if manifest["route"] else "the default route wins"
+    )
+    return {
+        "speed": f"{ratio:.3f}x",
+        "interval": interval,
+        "route": manifest["route"] or DEFAULT,
+        "told": manifest["decision"]["reason"],
+        "short": f"{ratio:.2f}x",
+    }
+
+
+def facts(document: Document) -> list[tuple[str, str]]:
+    """Name and value of what a reader looks for first."""
+    manifest, stairs = document.manifest, document.stairs
+    found = [
+        ("metric", stairs.metric),
+        ("ε", f"{document.epsilon:g}"),
+        ("trials", str(len(stairs.rows))),
+        ("eligible at ε", str(stairs.answers([document.epsilon])[0]["eligible"])),
+        ("run", document.found.run.id),
+    ]
+    if manifest is not None:
+        found.insert(2, ("loss", f"{to_float(manifest['accuracy']['loss']):.6g}"))
+        at = manifest["published_at"][:19].replace("T", " ")
+        found.append(("generation", f"{manifest['generation']}, {at} UTC"))
+        found.append(("engine", manifest["engine"]["digest"][:16]))
+    return found
+
+
+def duel_samples(manifest: Mapping[str, Any] | None) -> dict[str, list[int]]:
+    """Nanoseconds of each call in the loads of the duel that count: the control's, then the winner's."""
+    kept = [load["samples"] for load in (manifest or {}).get("duel", ()) if not load["dropped"]]
+    if manifest is None or not kept:
+        return {}
+    names = {manifest["control"] or DEFAULT: CONTROL}
+    if manifest["route"] in kept[0]:
+        names[manifest["route"] or DEFAULT] = manifest["route"]
+    return {told: [ns for samples in kept for ns in samples[name]] for told, name in names.items()}
+
+
+def steps_shown(document: Document, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the slider shows at each step, from the largest ε down; the last one is below every loss.
+
+    Args:
+        places: where each step is in the picture, as `drawings.frontier_picture` gives them.
+    """
+    steps = document.weighed["steps"]
+    shown = [
+        _shown(document, step) | {"x": place["x"], "point": place["fastest"], "level": len(steps) - 1 - at}
+        for at, (step, place) in enumerate(zip(steps, places, strict=True))
+    ]
+    least = number_text(to_float(steps[-1]["epsilon"])) if steps else "∞"
+    none: dict[str, Any] = dict.fromkeys(("speed", "loss", "top1", "route", "note"), "")
+    below = {"epsilon": f"below {least}", "eligible": 0, "x": places[-1]["x"] if places else 0, "point": None}
+    return [*shown, none | below | {"level": -1, "route": "no route is eligible"}]
+
+
+def _shown(document: Document, step: Mapping[str, Any]) -> dict[str, Any]:
+    if step["fastest"] is None:
+        route, speed, loss = "none that may win: given up as too slow, or of another's engine", "", ""
+    else:
+        route = step["fastest"] or DEFAULT
+        speed, loss = speed_text(step["speed"]), f"{to_float(step['loss']):.6g}"
+    top1 = step["top1"]
+    return {
+        "epsilon": f"{to_float(step['epsilon']):.6g}",
+        "eligible": step["eligible"],
+        "route": route,
+        "speed": speed,
+        "loss": loss,
+        "top1": "" if top1 is None else f"{top1:.2%}",
+        "note": _note(document, step),
+    }
+
+
+def _note(document: Document, step: Mapping[str, Any]) -> str:
+    """What the speeds of the screening let one expect of a duel."""
+    if step["fastest"] is None:
+        return ""
+    if not step["default_eligible"]:
+        return "The default route is not eligible here, so the fastest one would win whatever its gain."
+    gain = f"1 + min_gain = {1 + document.subject.target.timing.min_gain:g}"
+    if step["clears"]:
+        return f"By the screening it clears {gain}; a duel would decide."
+    return f"By the screening it does not clear {gain}, so the default route may well win."
+
+
+def marks(document: Document) -> list[dict[str, str]]:
+    """Losses to hold ε against, as text."""
+    return [
+        {
+            "name": f"{one['name']}: {one['route']}" if one["route"] else one["name"],
+            "loss": "not recorded" if one["loss"] is None else f"{to_float(one['loss']):.6g}",
+            "top1": "" if one["top1"] is None else f"{one['top1']:.2%}",
+        }
+        for one in document.weighed["marks"]
+    ]
+
+
+def trials(document: Document) -> list[dict[str, str]]:
+    """Every trial as text, the fastest first, those without a speed behind."""
+    rows = zip(document.found.rows, document.stairs.thresholds, strict=True)
+    ordered = sorted(rows, key=lambda pair: -(pair[0]["speed"] or 0.0))
+    return [
+        {
+            "route": row["route"] or DEFAULT,
+            "outcome": row["outcome"],
+            "least": "none" if math.isnan(least) else number_text(least),
+            "speed": _speed(row),
+            "how": lane_of(row),
+            "reason": row["reason"] or "",
+        }
+        for row, least in ordered
+    ]
+
+
+def _speed(row: Mapping[str, Any]) -> str:
+    if row["speed"] is None:
+        return ""
+    return speed_text({"ratio": row["speed"], "low": row["low"], "high": row["high"]})
+
+
+def lane_of(row: Mapping[str, Any]) -> str:
+    """What became of a trial: "built", "from the store", "alias" or "failed"."""
+    if row["step"] is not None:
+        return "failed"
+    if row["alias_of"] is not None:
+        return "alias"
+    return "from the store" if "build" in (row["cached"] or ()) else "built"
+
+
+def course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Lane -> (start, length) of each trial, in seconds of work since the start; empty lanes are left out."""
+    lanes: dict[str, list[tuple[float, float]]] = {
+        name: [] for name in ("built", "from the store", "alias", "failed")
+    }
+    start = 0.0
+    for row in rows:
+        seconds = json.loads(row["seconds"] or "{}")
+        length = sum(spent for step, spent in seconds.items() if step not in (row["cached"] or ()))
+        lanes[lane_of(row)].append((start, length))
+        start += length
+    return {name: spans for name, spans in lanes.items() if spans}
+
+
+def effects(document: Document) -> list[dict[str, Any]]:
+    """Main effects of the knobs on the speed, the strongest first; those that cannot be told are left out."""
+    try:
+        module = import_module("routetune.tasks.report.effects")
+    except ImportError:
+        return []
+    timed = [
+        module.Timed(
+            dict(token.split("=", 1) for token in row["route"].split()), row["speed"], row["low"], row["high"]
+        )
+        for row in document.found.rows
+        if row["speed"] is not None and not row["abandoned"] and row["alias_of"] is None
+    ]
+    return [one.to_json() for one in module.main_effects(timed) if not one.inseparable]
