@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
+from routetune.tasks.calibrate import calibrate, is_needed
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
@@ -47,6 +48,8 @@ def tune(target: str, store: str | None = None, force: bool = False, refresh: bo
         if not anew and (state := freshness_of(bench.subject, opened)).state == "fresh":
             return published_summary(state)
         make_references(bench, input_sets(bench.subject.target, bench.subject.model))
+        if is_needed(bench):
+            calibrate(bench, bench.references)
         search = open_campaign(bench)
         while routes := search.ask():
             trials = build_engines(bench, routes)

@@ -13,6 +13,7 @@ from routetune.tasks.targets.digest import digest_of
 from routetune.tasks.targets.indices import IndexRange, index_ranges
 from routetune.tasks.targets.onnxfile import read_model
 from routetune.tasks.targets.operators import check_operators, count_operators
+from routetune.tasks.targets.places import Place, places_of
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import complete_profiles
 from routetune.tasks.targets.rules import check_accuracy_rules
@@ -64,6 +65,7 @@ class ModelInfo:
         files: the file and its sidecars.
         profiles: the target's profiles, completed by the inputs of fixed shape; never empty.
         indices: the inputs that select rows of a table.
+        places: where Q/DQ can be put, grouped as the target says.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class ModelInfo:
     files: tuple[Path, ...]
     profiles: tuple[Profile, ...]
     indices: dict[str, IndexRange]
+    places: tuple[Place, ...] = ()
 
 
 def inspect_model(target: Target) -> ModelInfo:
@@ -99,6 +102,7 @@ def inspect_model(target: Target) -> ModelInfo:
         profiles=complete_profiles(target, inputs),
         operators=count_operators(model),
         indices=index_ranges(model),
+        places=places_of(model, target.quantization.places),
         size_bytes=path.stat().st_size + sum(sidecar.size for sidecar in sidecars),
         files=(path, *sorted({sidecar.file for sidecar in sidecars})),
         digest=digest_of(model, path),  # last: it empties the message

@@ -23,6 +23,7 @@ from routetune.tasks.targets.fields import CLASS, NotNegative, Positive, Share, 
 from routetune.tasks.targets.fields import Section as _Section
 from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.targets.problems import explain
+from routetune.tasks.targets.quantization import Quantization
 
 #: What computes the reference outputs, where they are not saved ones.
 SOURCES = ("onnxruntime", "default-route")
@@ -265,6 +266,7 @@ class Target(_Section):
     budget: Budget = Field(default_factory=Budget)
     timing: Timing = Field(default_factory=Timing)
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    quantization: Quantization = Field(default_factory=Quantization)
     _file: Path = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
