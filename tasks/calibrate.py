@@ -24,7 +24,8 @@ def calibrate(bench: Bench, references: list[dict[str, Any]]) -> dict[str, Any]:
         each route with a place then dies, and no other.
     """
     progress.tell(progress.Snapshot("calibration"))
-    sets = _chosen(references)
+    # Without places there is nothing to find ranges for: the model is only prepared.
+    sets = _chosen(references) if bench.subject.model.places else []
     answer = bench.answer(_key(bench, sets), lambda: _make(bench, sets))
     bench.calibration = answer.value
     return bench.calibration
@@ -66,9 +67,7 @@ def _make(bench: Bench, sets: list[dict[str, Any]]) -> tuple[dict[str, Any], lis
     order = {
         "model": str(bench.subject.model.path),
         **{name: str(file) for name, file in files.items()},
-        "inputs": [
-            str(bench.store.blobs.verified(one["inputs"])) for one in sets if bench.subject.model.places
-        ],
+        "inputs": [str(bench.store.blobs.verified(one["inputs"])) for one in sets],
         "method": quantization.method(),
         "per_channel": quantization.settings(bench.subject.backend)["per_channel"],
         "plugins": [str(path) for path in bench.subject.target.engine.plugins],

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("Relu", "Clip")
 #: The rewrites of ONNX Runtime's that a model goes through before it is quantised.
 _FOLDED = frozenset({"ConstantFolding", "ConvAddFusion", "ConvBNFusion", "ConvMulFusion"})
+#: Of the histograms for entropy. The library's 128 are as many as there are integers: no range but one fits.
+_BINS = 2048
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 
 
@@ -102,8 +104,8 @@ def _raised(model: ModelProto, per_channel: bool) -> ModelProto:
         raised: ModelProto = version_converter.convert_version(model, CHANNEL_OPSET)
     except Exception as error:
         raise BuildError(
-            f"the model is of opset {opset}, Q/DQ needs {CHANNEL_OPSET}, and it cannot be converted: {error}; "
-            f"export it for opset {CHANNEL_OPSET} or above"
+            f"the model is of opset {opset} and cannot be converted to {CHANNEL_OPSET}, which Q/DQ needs: "
+            f"{error}; export it for opset {CHANNEL_OPSET} or above"
         ) from error
     return raised
 
@@ -128,6 +130,8 @@ def _ranges(
 
     kind = CalibrationMethod[_METHODS[method["calibration"]]]
     extra = {"percentile": method["percentile"]} if "percentile" in method else {}
+    if kind == CalibrationMethod.Entropy:
+        extra["num_bins"] = _BINS
     calibrator = create_calibrator(
         prepared,
         [*OPERATORS, *ACTIVATIONS],

@@ -39,11 +39,10 @@ class Placement:
 
 
 def place_knobs(model: ModelInfo, backend: str) -> KnobDatabase:
-    """The places that a model offers to a backend; integers that are scaled while running are ONNX Runtime's."""
+    """The places that a model offers to a backend; only ONNX Runtime takes integers scaled while running."""
     knobs = [Knob(one.name, _VALUES, "off", f"{one.help} May change results.") for one in model.places]
-    if "MatMul" in model.operators or "Gemm" in model.operators:
-        if backend != "tensorrt":
-            knobs.append(Knob(DYNAMIC, _VALUES, "off", _DYNAMIC_HELP))
+    if backend != "tensorrt" and model.operators.keys() & {"MatMul", "Gemm"}:
+        knobs.append(Knob(DYNAMIC, _VALUES, "off", _DYNAMIC_HELP))
     knobs.append(Knob(HALF, _VALUES, "off", _HALF_HELP))
     return KnobDatabase("", knobs, notes={"@": _note(model, [knob.name for knob in knobs])})
 
@@ -66,4 +65,5 @@ def _note(model: ModelInfo, names: list[str]) -> str:
     some = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
     if model.places:
         return f"the places of model {model.path.name} are {some}"
-    return f"model {model.path.name} has no node that Q/DQ could be put around ({', '.join(OPERATORS)}); there is {some}"
+    lacking = f"has no node that Q/DQ could be put around ({', '.join(OPERATORS)})"
+    return f"model {model.path.name} {lacking}; there is {some}"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: What one serialised message may hold.
 _LIMIT = 2**31 - 1
+#: What the library puts behind the name of a Gemm that it makes a MatMul of.
+_PRODUCT = "_MatMul"
 #: Operators that 16-bit floats must leave alone: their scales are 32-bit floats.
 _INTEGER = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger")
 
@@ -41,16 +43,20 @@ def rewrite(
         BuildError: a library refuses to rewrite the model so.
     """
     import onnx
+    from onnxruntime.quantization.onnx_model import ONNXModel
 
     try:
         model = onnx.load(prepared)
         quantised = with_activations(model, placement["nodes"])
         if placement["dynamic"]:
             model = _dynamic(model, quantised, settings, Path(output))
+            left = {node.name for node in model.graph.node}
+            quantised = [name if name in left else f"{name}{_PRODUCT}" for name in quantised]
         if placement["nodes"]:
             model = _static(model, quantised, json.loads(Path(ranges).read_text()), settings)
         if placement["half"]:
             model = _half(model, quantised)
+        ONNXModel(model).topological_sort()  # new nodes were put at the end
         if model.ByteSize() > _LIMIT:
             raise BuildError(
                 f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
@@ -81,11 +87,10 @@ def with_activations(model: ModelProto, nodes: Sequence[str]) -> list[str]:
 def _static(
     model: ModelProto, nodes: list[str], ranges: Mapping[str, list[float]], settings: Mapping[str, Any]
 ) -> ModelProto:
-    """Q/DQ around the nodes. A Gemm that became a MatMul on the way is found under its new name."""
+    """Q/DQ around the nodes."""
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-    known = {node.name for node in model.graph.node}
     ends = {name: tuple(np.float32(end) for end in pair) for name, pair in ranges.items()}
     quantizer = QDQQuantizer(
         model,
@@ -94,7 +99,7 @@ def _static(
         _kind(settings["weights"]),
         _kind(settings["activations"]),
         TensorsData(CalibrationMethod.MinMax, ends),
-        [name if name in known else f"{name}_MatMul" for name in nodes],
+        nodes,
         [],
         [*OPERATORS, *ACTIVATIONS],
         _options(settings),
@@ -133,8 +138,10 @@ def _dynamic(model: ModelProto, besides: list[str], settings: Mapping[str, Any],
         for node in model.graph.node
         if node.op_type in ("MatMul", "Gemm") and node.name not in besides
     ]
-    # A Gemm is made a MatMul and an Add before, and only then looked for.
-    chosen += [f"{name}_MatMul" for name in chosen]
+    if not chosen:  # to the library no names are all names
+        return model
+    # Every Gemm is made a MatMul and an Add before, and only then looked for.
+    chosen += [f"{name}{_PRODUCT}" for name in chosen]
     quantize_dynamic(
         model,
         scratch,
@@ -158,4 +165,22 @@ def _half(model: ModelProto, besides: list[str]) -> ModelProto:
         op_block_list=[*float16.DEFAULT_OP_BLOCK_LIST, *_INTEGER],
         node_block_list=besides,
     )
+    _join(changed, {*besides, *(node.name for node in model.graph.node if node.op_type in _INTEGER)})
     return changed
+
+
+def _join(model: ModelProto, kept: set[str]) -> None:
+    """Drop casts to 16 bits and back between two nodes that were kept: no compiler looks past them."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            back = makers.get(name)
+            there = makers.get(back.input[0]) if back is not None and back.op_type == "Cast" else None
+            first = makers.get(there.input[0]) if there is not None and there.op_type == "Cast" else None
+            if there is not None and first is not None and {node.name, first.name} <= kept:
+                node.input[index] = there.input[0]
+    for _ in range(2):  # the way back first, then the way there
+        read = {name for node in model.graph.node for name in node.input}
+        read |= {value.name for value in model.graph.output}
+        for node in [one for one in model.graph.node if one.op_type == "Cast" and one.output[0] not in read]:
+            model.graph.node.remove(node)

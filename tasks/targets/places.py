@@ -69,7 +69,7 @@ def places_of(model: ModelProto, grouping: str) -> tuple[Place, ...]:
     for number, (key, group) in enumerate(groups.items()):
         named = {"node": group[0], "type": key.replace("all ", "type."), "block": f"block.{number}"}
         name = _free(f"@{_NOT_PLAIN.sub('_', named[grouping])}", {DYNAMIC, HALF, *places})
-        what = key if grouping != "block" else f"the {len(group)} of {key}: {_some(group)}"
+        what = key if grouping != "block" else f"the {len(group)} nodes of {key}: {_some(group)}"
         places[name] = Place(name, tuple(group), f"Q/DQ around {what}.")
     return tuple(places.values())
 
@@ -102,4 +102,4 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")

@@ -27,9 +27,7 @@ class Quantization(Section):
     @model_validator(mode="after")
     def _types_that_go_together(self) -> Quantization:
         if self.activations == "int8" and self.weights == "uint8":
-            raise ValueError(
-                'must have weights = "int8" with activations = "int8": nothing computes the rest'
-            )
+            raise ValueError('must have weights = "int8" with activations = "int8"')
         return self
 
     def problem_with(self, backend: str) -> str:
