@@ -38,10 +38,10 @@ class Placement:
         return {"nodes": list(self.nodes), "dynamic": self.dynamic, "half": self.half}
 
 
-def place_knobs(model: ModelInfo, backend: str) -> KnobDatabase:
-    """The places that a model offers to a backend; only ONNX Runtime takes integers scaled while running."""
+def place_knobs(model: ModelInfo, device: str) -> KnobDatabase:
+    """The places that a model offers on a device; integers scaled while running are for CPUs only."""
     knobs = [Knob(one.name, _VALUES, "off", f"{one.help} May change results.") for one in model.places]
-    if backend != "tensorrt" and model.operators.keys() & {"MatMul", "Gemm"}:
+    if device == "cpu" and model.operators.keys() & {"MatMul", "Gemm"}:
         knobs.append(Knob(DYNAMIC, _VALUES, "off", _DYNAMIC_HELP))
     knobs.append(Knob(HALF, _VALUES, "off", _HALF_HELP))
     return KnobDatabase("", knobs, notes={"@": _note(model, [knob.name for knob in knobs])})

@@ -18,8 +18,6 @@ from routetune.tasks.targets.places import OPERATORS
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-#: What one serialised message may hold.
-_LIMIT = 2**31 - 1
 #: What the library puts behind the name of a Gemm that it makes a MatMul of.
 _PRODUCT = "_MatMul"
 #: Operators that 16-bit floats must leave alone: their scales are 32-bit floats.
@@ -44,6 +42,7 @@ def rewrite(
     """
     import onnx
     from onnxruntime.quantization.onnx_model import ONNXModel
+    from routetune.tasks.engines.onnxruntime.sidecars import LIMIT
 
     try:
         model = onnx.load(prepared)
@@ -57,7 +56,7 @@ def rewrite(
         if placement["half"]:
             model = _half(model, quantised)
         ONNXModel(model).topological_sort()  # new nodes were put at the end
-        if model.ByteSize() > _LIMIT:
+        if model.ByteSize() > LIMIT:
             raise BuildError(
                 f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from routetune.data import folder
 from routetune.tasks.bench import Bench
 from routetune.tasks.errors import BadInput
+from routetune.tasks.publish import reproduce
 from routetune.tasks.status import freshness
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.verdicts.losses import LOSSES
@@ -200,6 +202,14 @@ def test_a_model_that_cannot_be_calibrated_is_tuned_without_places(
     [failure] = {trial.failure for route, trial in trials.items() if route in outcomes}
     assert failure is not None and failure.step == "calibrate"
     assert "export it for opset 13 or above" in failure.reason
+
+
+def test_only_commands_that_know_the_model_reproduce_a_place() -> None:
+    target = SimpleNamespace(path="t.toml")
+    bench: Any = SimpleNamespace(subject=SimpleNamespace(target=target, backend="onnxruntime"))
+    tune_it = "routetune tune t.toml --force"
+    assert reproduce(bench, {"-a": "1", "@c": "on"}) == [tune_it, "routetune knobs t.toml --family qdq"]
+    assert reproduce(bench, {"-a": "1"}) == [tune_it, "routetune expand -- -a=1"]
 
 
 def test_the_places_of_a_target_are_listed(routetune: Command) -> None:
