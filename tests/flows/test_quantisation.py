@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +13,22 @@ import numpy as np
 import onnx
 import pytest
 from routetune.data import folder
-from routetune.tasks.bench import Bench
+from routetune.tasks.bench import Bench, open_bench
+from routetune.tasks.build import build_engines
 from routetune.tasks.errors import BadInput
 from routetune.tasks.publish import reproduce
-from routetune.tasks.status import freshness
+from routetune.tasks.reference import make_references
+from routetune.tasks.report.knobs import knob_table
 from routetune.tasks.store import Store, open_store
+from routetune.tasks.subject import check_inputs, open_subject
+from routetune.tasks.targets.changes import compare
+from routetune.tasks.targets.inputs import input_sets
+from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.losses import LOSSES
 
 from conftest import Command, answer_of
 from tests.engines.test_qdq import layers, stuck
-from tests.flows.test_stages import tune
+from tests.flows.test_stages import HEAD, adding, tune
 
 TARGET = """
 schema = 1
@@ -46,6 +53,7 @@ confidence = 0.5
 [quantization]
 per_channel = {per_channel}
 """
+MAKING = ("calibrate", "rewrite", "build")
 PLACES = "@first=[*] @second=[*] @dense=[*] @last=[*]"
 
 
@@ -119,32 +127,39 @@ def _names(value: Any) -> set[str]:
     return set().union(*map(_names, value)) if isinstance(value, list) else set()
 
 
+def build_one(path: Path, store: Store, route: str = "@dense") -> Trial:
+    """A run up to one build, without timing."""
+    with open_bench(path, store) as bench:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+        [trial] = build_engines.fn(bench, [bench.database.route({route: "on"})])  # type: ignore[attr-defined]
+        found: Trial = trial
+        return found
+
+
 def test_calibration_is_made_once_for_a_model_its_inputs_and_settings(
     write: Callable[..., Path], store: Store, steps: list[str]
 ) -> None:
-    routes = "@dense=[*]"
-    target = write(routes, tolerance=1e9)
-    tune(target, store)
-    assert freshness(target, store).state == "fresh"
+    target = write("@dense=[*]")
+    first = build_one(target, store)
+    assert first.engine is not None
+    before = open_subject(target).bound_to
     steps.clear()
-    tune(write(routes, tolerance=1e9), store)
-    assert not {"calibrate", "rewrite", "build"} & set(steps)
+    assert build_one(target, store).engine == first.engine and not steps
 
     for changed in ({"samples": 2}, {"per_channel": True}):
-        target = write(routes, tolerance=1e9, **changed)
-        state = freshness(target, store)
-        assert "rebuild" in {change.cost for change in state.changes}
+        target = write("@dense=[*]", **changed)
+        assert "rebuild" in {change.cost for change in compare(before, open_subject(target).bound_to)}
         steps.clear()
-        tune(target, store)
-        assert (steps.count("calibrate"), steps.count("rewrite"), steps.count("build")) == (1, 1, 1)
+        assert build_one(target, store).engine != first.engine
+        assert [step for step in steps if step in MAKING] == list(MAKING)
 
     model = onnx.load(target.parent / "m.onnx")
     weight = onnx.numpy_helper.to_array(model.graph.initializer[0]) * np.float32(1.5)
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weight, "w1"))
     onnx.save(model, target.parent / "m.onnx")
     steps.clear()
-    tune(target, store)
-    assert (steps.count("calibrate"), steps.count("build")) == (1, 2)
+    build_one(target, store)
+    assert [step for step in steps if step in MAKING] == list(MAKING)
 
 
 def test_places_and_compiler_knobs_share_a_route_and_a_rewritten_model(
@@ -173,21 +188,17 @@ def test_places_and_compiler_knobs_share_a_route_and_a_rewritten_model(
         ("@first=[int8]", "knob @first does not allow 'int8'; allowed: off, on"),
     ],
 )
-def test_places_that_do_not_exist(
-    routes: str, told: str, write: Callable[..., Path], routetune: Command
-) -> None:
-    process = routetune("tune", write(routes))
-    assert process.returncode == 2 and told in process.stderr
+def test_places_that_do_not_exist(routes: str, told: str, write: Callable[..., Path]) -> None:
+    with pytest.raises(BadInput, match=re.escape(told)):
+        check_inputs(open_subject(write(routes)))
 
 
-def test_a_model_without_places_says_what_there_is(tmp_path: Path, store: Store) -> None:
-    from tests.flows.test_stages import HEAD, adding
-
+def test_a_model_without_places_says_what_there_is(tmp_path: Path) -> None:
     onnx.save(adding(), tmp_path / "m.onnx")
     path = tmp_path / "plain.toml"
     path.write_text(HEAD.format(model="m.onnx", routes=["@x=[*]"], tolerance=1, trial_seconds=30))
     with pytest.raises(BadInput, match=r"unknown knob '@x'; model m\.onnx has no node .*; there is @fp16"):
-        tune(path, store)
+        check_inputs(open_subject(path))
 
 
 def test_a_model_that_cannot_be_calibrated_is_tuned_without_places(
@@ -218,8 +229,10 @@ def test_the_places_of_a_target_are_listed(routetune: Command) -> None:
     names = [knob["option"] for knob in found["tuner_options"]]
     assert names == ["@conv1", "@conv2", "@conv3", "@classifier", "@dynamic", "@fp16"]
     assert {knob["allowed_values"].partition("=")[2] for knob in found["tuner_options"]} == {"[off|on]"}
-    everything = answer_of(routetune("knobs", target, "--json"))["tuner_options"]
+    everything = knob_table("onnxruntime", None, str(target))["tuner_options"]
     assert {knob["option"][0] for knob in everything} == {"-", "@"}
     assert answer_of(routetune("expand", target, "--json"))["size"] == 16
-    assert "name a target" in routetune("knobs", "--family", "qdq").stderr
-    assert routetune("knobs", "--family", "tensors").returncode == 2
+    with pytest.raises(BadInput, match="name a target"):
+        knob_table("onnxruntime", None, None, "qdq")
+    with pytest.raises(BadInput, match="'tensors' is not one of compiler, builder, qdq"):
+        knob_table("onnxruntime", None, None, "tensors")
