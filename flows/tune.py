@@ -11,6 +11,7 @@ from routetune.flows.artifacts import leave_artifacts
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
+from routetune.tasks.calibrate import calibrate, is_needed
 from routetune.tasks.challenge import challenge_published, kept_because
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
@@ -59,6 +60,8 @@ def tune(
         if state.state == "fresh" and not anew:
             return published_summary(state)
         make_references(bench, input_sets(bench.subject.target, bench.subject.model))
+        if is_needed(bench):
+            calibrate(bench, bench.references)
         search = open_campaign(bench, None if anew else recorded_routes(bench, state))
         while routes := search.ask():
             trials = build_engines(bench, routes)

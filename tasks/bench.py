@@ -14,7 +14,6 @@ from typing import Any
 
 from routetune.tasks import canonical
 from routetune.tasks.engines.attempts import Attempts
-from routetune.tasks.engines.base import open_backend
 from routetune.tasks.engines.cuda import number_of
 from routetune.tasks.engines.worker import StepFailed, Worker
 from routetune.tasks.errors import EnvironmentBroken, RoutetuneError
@@ -24,7 +23,7 @@ from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.store.locks import BusyDevice, device_lock, making
 from routetune.tasks.store.runs import Run
-from routetune.tasks.subject import Subject, open_subject, resolve
+from routetune.tasks.subject import Subject, knobs_of, open_subject, resolve
 from routetune.tasks.targets import gpu
 from routetune.tasks.targets.schema import Target, load_target
 from routetune.tasks.trial import REPRODUCIBLE, Failure, Outcome, Trial
@@ -58,6 +57,7 @@ class Bench:
     Attributes:
         references: the reference outputs, one dict per input set; filled by the first stage.
         labels: input set -> blob of its labels, where it has any.
+        calibration: what the placements of this run are made from, once it is needed.
         control: the trial that candidates are timed against; the default route's, where that runs.
         engines: identity of an engine -> the first trial that had it.
         trials: every trial of the run, by route id, in the order they ended.
@@ -75,6 +75,7 @@ class Bench:
     references: list[dict[str, Any]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     timing_inputs: str = ""
+    calibration: dict[str, Any] | None = None
     control: Trial | None = None
     engines: dict[str, Trial] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)
@@ -259,8 +260,7 @@ def open_bench(
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         _remove_leftovers(folder.parent)
         worker = stack.enter_context(Worker(folder))
-        database = open_backend(subject.backend).knobs(subject.device)
-        yield Bench(subject, store, run, database, Attempts(worker), folder, refresh)
+        yield Bench(subject, store, run, knobs_of(subject), Attempts(worker), folder, refresh)
 
 
 def _refuse_unknown(subject: Subject) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from routetune.tasks.bench import Answer, Bench, failure_from
+from routetune.tasks.rewrite import Source, discard, model_of, source_of
 from routetune.tasks.routes.route import Route
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
@@ -27,19 +28,30 @@ def build_engines(bench: Bench, routes: list[Route]) -> list[Trial]:
 
 def build(bench: Bench, route: Route) -> Trial:
     """Build one engine in the worker, or take it from the store."""
-    answer = bench.answer(_key(bench, route), lambda: _make(bench, route))
-    return trial_of(route, answer)
+    source = source_of(bench, route)
+    try:
+        if source.failure is not None:
+            return trial_of(route, Answer({"failure": source.failure}, cached=False))
+        return trial_of(route, bench.answer(_key(bench, source), lambda: _make(bench, source)))
+    finally:
+        discard(bench, source)
 
 
 def is_kept(bench: Bench, route: Route) -> bool:
     """Whether the store has what became of the build, with all its bytes; they are not read."""
-    entry = bench.store.entries.get(_key(bench, route))
+    source = source_of(bench, route)
+    discard(bench, source)
+    if source.failure is not None:
+        return True
+    entry = bench.store.entries.get(_key(bench, source))
     return entry is not None and all(bench.store.blobs.has(blob) for blob in entry.blobs)
 
 
 def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
     """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
-    value = bench.known(_key(bench, route))
+    source = source_of(bench, route)
+    discard(bench, source)
+    value = None if source.failure is not None else bench.known(_key(bench, source))
     return None if value is None else value.get("engine")
 
 
@@ -53,22 +65,22 @@ def trial_of(route: Route, answer: Answer) -> Trial:
     )
 
 
-def _key(bench: Bench, route: Route) -> dict[str, Any]:
+def _key(bench: Bench, source: Source) -> dict[str, Any]:
     bound = bench.subject.bound_to["target"]
     return bench.key(
         "build",
         code_digest("routetune.tasks.engines.steps"),
-        model=bound["model"],
+        model=source.digest,
         profiles=bound["profiles"],
-        route=str(route),
+        route=str(source.route),
     )
 
 
-def _make(bench: Bench, route: Route) -> tuple[dict[str, Any], list[str]]:
-    output = bench.folder / f"{route.id}.onnx"
+def _make(bench: Bench, source: Source) -> tuple[dict[str, Any], list[str]]:
+    output = bench.folder / f"{source.route.id}.onnx"
     output.unlink(missing_ok=True)
     started = time.monotonic()
-    order = build_order(bench, route) | {"output": str(output)}
+    order = build_order(bench, source) | {"output": str(output)}
     engine = bench.step(
         "routetune.tasks.engines.steps:build", {"backend": bench.subject.backend, "order": order}
     )
@@ -83,11 +95,11 @@ def _make(bench: Bench, route: Route) -> tuple[dict[str, Any], list[str]]:
     return {"engine": engine, "seconds": seconds, "log": log}, [blob, *([log] if log else [])]
 
 
-def build_order(bench: Bench, route: Route) -> dict[str, Any]:
+def build_order(bench: Bench, source: Source) -> dict[str, Any]:
     """The fields of BuildOrder but the output, as plain JSON."""
     return {
-        "model": str(bench.subject.model.path),
-        "route": route.as_dict(),
+        "model": str(model_of(bench, source)),
+        "route": source.route.as_dict(),
         "profiles": [profile.as_order() for profile in bench.subject.model.profiles],
         "settings": bench.subject.target.engine.as_settings() | _room(bench),
         "device": bench.subject.device,

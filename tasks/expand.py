@@ -12,6 +12,7 @@ from routetune.tasks.build import build_order
 from routetune.tasks.engines.base import open_backend
 from routetune.tasks.priors import Found, find_priors
 from routetune.tasks.pruning import Pruned
+from routetune.tasks.rewrite import source_of
 from routetune.tasks.report import progress
 from routetune.tasks.report.explanation import explained
 from routetune.tasks.routes.route import Route
@@ -22,6 +23,7 @@ from routetune.tasks.search.recorded import Recorded
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.store.records import row
 from routetune.tasks.targets.likeness import signature
+from routetune.tasks.targets.places import names_places
 from routetune.tasks.trial import Trial
 
 #: Work per batch, seconds: long enough that the cost of a Prefect task per stage is lost in it.
@@ -179,15 +181,21 @@ def open_campaign(bench: Bench, recorded: Sequence[Route] | None = None) -> Camp
 def idle_knobs(bench: Bench, space: RouteSpace) -> list[str]:
     """The knobs of a space that do nothing on the model, as far as the backend can tell; asked in the worker.
 
-    It is not asked where the default route does not run: the answer would cost the same failure again.
+    It is not asked where the default route does not run: the answer would cost the same failure again. Nor
+    where routes rewrite the model: what does nothing on the one may act on another.
     """
     subject = bench.subject
     asks = subject.target.search.prune and hasattr(open_backend(subject.backend), "idle")
-    if not asks or bench.control is None or not bench.control.route.is_default:
+    if (
+        names_places(subject.target.search.routes)
+        or not asks
+        or bench.control is None
+        or not bench.control.route.is_default
+    ):
         return []
     base = space.route(space.baseline())
     knobs = {term.knob.name: list(term.values) for term in space.terms if term.variable}
-    order = build_order(bench, base) | {"output": str(bench.folder / "idle.onnx")}
+    order = build_order(bench, source_of(bench, base)) | {"output": str(bench.folder / "idle.onnx")}
     arguments = {"backend": subject.backend, "order": order, "knobs": knobs}
     bound = subject.bound_to["target"]
     key = bench.key(

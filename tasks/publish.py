@@ -112,7 +112,9 @@ def reproduce(bench: Bench, route: dict[str, str]) -> list[str]:
     path = shlex.quote(str(bench.subject.target.path))
     expression = " ".join(f"{name}={value}" for name, value in route.items())
     lines = [f"routetune tune {path} --force"]
-    if expression:
+    if any(name.startswith("@") for name in route):
+        lines.append(f"routetune knobs {path} --family qdq")
+    elif expression:
         lines.append(f"routetune expand -- {shlex.quote(expression)}")
     if bench.subject.backend == "tensorrt":
         lines += trtexec_lines(bench, route)

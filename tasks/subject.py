@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.engines.base import Backend, default_device, open_backend
+from routetune.tasks.engines.places import place_knobs
 from routetune.tasks.errors import BadInput, RoutetuneError
+from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.targets.binding import bound_to
 from routetune.tasks.targets.environment import Environment, observe
@@ -140,6 +142,22 @@ def can_tune_tensorrt() -> bool:
     return True
 
 
+def knobs_of(subject: Subject) -> KnobDatabase:
+    """Every knob that a route of the subject may hold: the backend's, and the places of the model."""
+    return target_knobs(subject.target, subject.model, subject.backend, subject.device)
+
+
+def target_knobs(target: Target, model: ModelInfo, backend: str, device: str) -> KnobDatabase:
+    """As `knobs_of`, without an environment.
+
+    Raises:
+        BadInput: the backend cannot do what [quantization] asks for.
+    """
+    if problem := target.quantization.problem_with(backend):
+        raise BadInput(f"{target.path}: quantization: {problem}")
+    return open_backend(backend).knobs(device).merged(place_knobs(model, device))
+
+
 def check_inputs(subject: Subject) -> None:
     """Check what only a tune needs: the input sets and the routes.
 
@@ -147,7 +165,7 @@ def check_inputs(subject: Subject) -> None:
         BadInput: an input does not fit the model, or a route expression is refused.
     """
     search = subject.target.search
-    open_space(search.routes, open_backend(subject.backend).knobs(subject.device), search.exclude)
+    open_space(search.routes, knobs_of(subject), search.exclude)
     input_sets(subject.target, subject.model)
 
 

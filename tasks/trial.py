@@ -35,7 +35,7 @@ class Failure:
     Attributes:
         outcome: the kind of end, never ELIGIBLE.
         reason: one sentence for a person, naming what failed.
-        step: "build", "accuracy" or "timing".
+        step: "calibrate", "rewrite", "build", "accuracy" or "timing".
         log: digest of the log blob of the step, or None.
     """
 

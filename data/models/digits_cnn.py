@@ -161,11 +161,18 @@ def make_inputs(path: Path) -> Path:
     return write_arrays({"x": images[:32], "y": labels[:32]}, path)
 
 
+def make_held_out(path: Path) -> Path:
+    """Write the other held-out images and their labels: enough to see what a loss costs in accuracy."""
+    _, _, images, labels = split()
+    return write_arrays({"x": images[32:], "y": labels[32:]}, path)
+
+
 def make(home: Path) -> list[Path]:
-    """Train, and write `models/digits_cnn.onnx` and `inputs/digits.npz` under `home`."""
+    """Train, and write `models/digits_cnn.onnx` and two files of `inputs` under `home`."""
     return [
         write_model(build(train()), home / "models" / "digits_cnn.onnx"),
         make_inputs(home / "inputs" / "digits.npz"),
+        make_held_out(home / "inputs" / "digits_held_out.npz"),
     ]
 
 

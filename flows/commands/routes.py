@@ -11,8 +11,13 @@ from routetune.flows.commands.common import KNOBS_AS_ARGUMENTS, Json, StoreOptio
 
 @app.command(context_settings=KNOBS_AS_ARGUMENTS)
 def knobs(
-    name: Annotated[str | None, typer.Argument(help="A knob, or a glob such as '-session.*'.")] = None,
-    backend: Annotated[str, typer.Option(help="Whose knobs.")] = "onnxruntime",
+    name: Annotated[
+        str | None, typer.Argument(help="A knob, a glob such as '-session.*', or a target file (.toml).")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="compiler, builder or qdq: the knobs that begin with -, + or @.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Whose knobs, without a target.")] = "onnxruntime",
     device: Annotated[
         str | None,
         typer.Option(help="For which device. [default: cuda:0 where the backend can use a GPU, else cpu]"),
@@ -23,13 +28,17 @@ def knobs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the knobs of the installed backend, or with --diff what is new, gone or changed in them."""
-    from routetune.tasks.report.answers import knob_difference, knob_table
+    """List the knobs of the installed backend, or with --diff what is new, gone or changed in them.
+
+    Of a target they are those that its routes may hold: its backend's, and the places of its model.
+    """
+    from routetune.tasks.report.answers import knob_difference
+    from routetune.tasks.report.knobs import knob_table
 
     if diff is not None:
         answer(knob_difference(backend, device, diff), as_json, "knob_difference")
         return
-    answer(knob_table(backend, device, name), as_json, "knobs")
+    answer(knob_table(backend, device, name, family), as_json, "knobs")
 
 
 @app.command(context_settings=KNOBS_AS_ARGUMENTS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from routetune.tasks.engines.base import default_device, open_backend
 from routetune.tasks.errors import BadInput
+from routetune.tasks.report.knobs import searched_knobs
 from routetune.tasks.report.summary import published
 from routetune.tasks.routes.difference import difference
 from routetune.tasks.routes.expression import read_expression_file
@@ -18,7 +18,7 @@ from routetune.tasks.routes.space import open_space
 from routetune.tasks.search import expand, open_search
 from routetune.tasks.status import freshness_of
 from routetune.tasks.store import Store
-from routetune.tasks.subject import open_subject, resolve
+from routetune.tasks.subject import open_subject
 from routetune.tasks.targets.schema import load_target
 
 
@@ -33,9 +33,8 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
         is_expression = True
     if not is_expression:
         target = load_target(Path(what))
-        backend, device = resolve(target)
         search = target.search
-        space = open_space(search.routes, open_backend(backend).knobs(device), search.exclude)
+        space = open_space(search.routes, searched_knobs(target), search.exclude)
         algorithm, seed = algorithm or search.algorithm, search.seed
     else:
         space = open_space(what, open_backend(backend).knobs(default_device(backend)))
@@ -48,24 +47,6 @@ def expansion(what: str, algorithm: str | None, limit: int, backend: str) -> dic
         "routes": [spell(assignment) for assignment in islice(expand(algorithm, space, seed), limit)],
         "explanation": strategy.explain(),
     }
-
-
-def knob_table(backend: str, device: str | None, name: str | None) -> dict[str, Any]:
-    """The knob database, or the knobs that a name or a glob means, in the database's own JSON.
-
-    Raises:
-        BadInput: no knob is meant.
-    """
-    database = open_backend(backend).knobs(device or default_device(backend))
-    malformed, notes = list(database.malformed), database.notes
-    if name is not None and not any(c in name for c in "*?["):
-        database = KnobDatabase(database.version, [database[name]])
-    elif name is not None:
-        found = [knob for knob in database.values() if fnmatchcase(knob.name, name)]
-        if not found:
-            raise BadInput(f"no knob of {backend} matches {name!r}; 'routetune knobs' lists them all")
-        database = KnobDatabase(database.version, found)
-    return database.to_json() | {"malformed": malformed, "notes": list(notes.values())}
 
 
 def knob_difference(backend: str, device: str | None, old: Path) -> dict[str, Any]:

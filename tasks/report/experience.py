@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from routetune.tasks.canonical import number
-from routetune.tasks.engines.base import open_backend
 from routetune.tasks.priors import find_priors
 from routetune.tasks.report.explanation import prior_reason
 from routetune.tasks.report.summary import DEFAULT, speed_text
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.store import Store
-from routetune.tasks.subject import open_subject
+from routetune.tasks.subject import knobs_of, open_subject
 from routetune.tasks.targets.schema import load_target
 
 #: Of a trial's record; raw samples and losses are for `Records.read`.
@@ -45,7 +44,7 @@ def priors_of(path: Path, store: Store, limit: int) -> dict[str, Any]:
     """
     subject = open_subject(path)
     search = subject.target.search
-    space = open_space(search.routes, open_backend(subject.backend).knobs(subject.device), search.exclude)
+    space = open_space(search.routes, knobs_of(subject), search.exclude)
     found = find_priors(store, subject, space, limit=limit)
     return {
         "target": subject.target.name,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from routetune.tasks import canonical
 from routetune.tasks.targets.custom import custom_metric
 from routetune.tasks.targets.memo import Memo, no_memo
+from routetune.tasks.targets.places import names_places
 from routetune.tasks.targets.rules import scores_of
 from routetune.tasks.targets.saved import saved_digest
 from routetune.tasks.targets.sidecars import file_digest
@@ -36,6 +37,11 @@ def bound_to(
         BadInput: a plugin cannot be read.
     """
     reference = target.reference
+    drawn = {
+        "samples": reference.samples,
+        "seed": reference.seed,
+        "ranges": {name: list(ends) for name, ends in sorted(reference.ranges.items())},
+    }
     return {
         "target": {
             "model": model.digest,
@@ -43,9 +49,7 @@ def bound_to(
             "reference": {
                 "inputs": inputs["inputs"],
                 "labels": inputs["labels"],
-                "samples": reference.samples,
-                "seed": reference.seed,
-                "ranges": {name: list(ends) for name, ends in sorted(reference.ranges.items())},
+                **drawn,
                 "source": saved_digest(reference, memo) or reference.source,
             },
             "accuracy": _accuracy(target, model),
@@ -56,6 +60,7 @@ def bound_to(
                 "plugins": [memo("bytes", path, partial(_plugin, path)) for path in target.engine.plugins],
                 **target.engine.limits(),
             },
+            **_quantization(target, inputs["inputs"], drawn),
         },
         "environment": dict(environment.fields),
     }
@@ -63,6 +68,14 @@ def bound_to(
 
 def _plugin(path: Path) -> tuple[str, list[Path]]:
     return file_digest(path), [path]
+
+
+def _quantization(target: Target, inputs: str | None, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """How the model is rewritten, where a route may ask for that; its inputs then shape engines too."""
+    if not names_places(target.search.routes):
+        return {}
+    calibrated_on = drawn if inputs is None else inputs
+    return {"quantization": {**target.quantization.model_dump(mode="json"), "calibrated_on": calibrated_on}}
 
 
 def _accuracy(target: Target, model: ModelInfo) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _TABLE: dict[tuple[str, ...], str] = {
     ("target", "model"): "rebuild",
     ("target", "profiles"): "rebuild",
     ("target", "engine"): "rebuild",
+    ("target", "quantization"): "rebuild",  # its inputs too: the model is calibrated on them
     ("target", "reference"): "retime",  # no build depends on the inputs
     ("target", "reference", "labels"): "recheck",
     ("target", "reference", "source"): "recheck",

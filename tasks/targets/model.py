@@ -14,6 +14,7 @@ from routetune.tasks.targets.indices import IndexRange, index_ranges
 from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.onnxfile import read_model
 from routetune.tasks.targets.operators import check_operators, count_operators
+from routetune.tasks.targets.places import Place, places_of
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import complete_profiles
 from routetune.tasks.targets.rules import check_accuracy_rules
@@ -65,6 +66,7 @@ class ModelInfo:
         files: the file and its sidecars.
         profiles: the target's profiles, completed by the inputs of fixed shape; never empty.
         indices: the inputs that select rows of a table.
+        places: where Q/DQ can be put, grouped as the target says.
     """
 
     path: Path
@@ -76,6 +78,7 @@ class ModelInfo:
     files: tuple[Path, ...]
     profiles: tuple[Profile, ...]
     indices: dict[str, IndexRange]
+    places: tuple[Place, ...] = ()
 
 
 def inspect_model(target: Target, memo: Memo = no_memo) -> ModelInfo:
@@ -85,9 +88,10 @@ def inspect_model(target: Target, memo: Memo = no_memo) -> ModelInfo:
         BadInput: one sentence on the model, its sidecars, an operator, an input or output, a shape, a range
             or a plugin of the target.
     """
-    path, plugins = target.model, bool(target.engine.plugins)
+    path, plugins, grouping = target.model, bool(target.engine.plugins), target.quantization.places
     _check_plugins(target)
-    found = memo(f"model{' and plugins' * plugins}", path, lambda: _intake(path, plugins))
+    what = f"model{' and plugins' * plugins} by {grouping}"
+    found = memo(what, path, lambda: _intake(path, plugins, grouping))
     inputs, outputs = _recalled(found["inputs"]), _recalled(found["outputs"])
     _check_reference(target, inputs)
     check_accuracy_rules(target, outputs)
@@ -101,10 +105,11 @@ def inspect_model(target: Target, memo: Memo = no_memo) -> ModelInfo:
         size_bytes=found["size_bytes"],
         files=tuple(map(Path, found["files"])),
         digest=found["digest"],
+        places=tuple(Place(name, tuple(nodes), text) for name, nodes, text in found["places"]),
     )
 
 
-def _intake(path: Path, plugins: bool) -> tuple[dict[str, Any], list[Path]]:
+def _intake(path: Path, plugins: bool, grouping: str) -> tuple[dict[str, Any], list[Path]]:
     """What the model's files alone decide, as plain JSON, and those files."""
     model = read_model(path)
     sidecars = check_sidecars(model, path)
@@ -117,6 +122,7 @@ def _intake(path: Path, plugins: bool) -> tuple[dict[str, Any], list[Path]]:
         "indices": {name: asdict(one) for name, one in index_ranges(model).items()},
         "size_bytes": path.stat().st_size + sum(sidecar.size for sidecar in sidecars),
         "files": [str(file) for file in files],
+        "places": [[one.name, one.nodes, one.help] for one in places_of(model, grouping)],
         "digest": digest_of(model, path),  # last: it empties the message
     }, files
 

@@ -23,6 +23,7 @@ from routetune.tasks.targets.fields import CLASS, NotNegative, Positive, Share, 
 from routetune.tasks.targets.fields import Section as _Section
 from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.targets.problems import explain
+from routetune.tasks.targets.quantization import Quantization
 
 #: What computes the reference outputs, where they are not saved ones.
 SOURCES = ("onnxruntime", "default-route")
@@ -276,6 +277,7 @@ class Target(_Section):
     timing: Timing = Field(default_factory=Timing)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     publish: Publish = Field(default_factory=Publish)
+    quantization: Quantization = Field(default_factory=Quantization)
     _file: Path = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:

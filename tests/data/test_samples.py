@@ -17,6 +17,7 @@ from routetune.tasks.engines.onnxruntime.knobs import knob_database
 from routetune.tasks.routes.expression import parse, parse_partial
 from routetune.tasks.routes.space import RouteSpace
 from routetune.tasks.search import open_search
+from routetune.tasks.subject import target_knobs
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.targets.model import inspect_model
 from routetune.tasks.targets.schema import Target, load_target
@@ -98,6 +99,12 @@ def test_digits_inputs_are_the_scripts(tmp_path: Path) -> None:
     assert images["x"].shape == (32, 1, 8, 8) and images["x"].dtype == np.float32
     assert images["x"].min() == 0.0 and images["x"].max() == 1.0
     assert images["y"].dtype == np.int64 and len(set(images["y"].tolist())) >= 9
+
+
+def test_the_other_held_out_images_are_the_scripts(tmp_path: Path) -> None:
+    made = digits_cnn.make_held_out(tmp_path / "digits_held_out.npz")
+    assert made.read_bytes() == (DATA / "inputs" / "digits_held_out.npz").read_bytes()
+    assert arrays("digits_held_out.npz")["x"].shape == (597 - 32, 1, 8, 8)
 
 
 def test_encoder_is_its_scripts(tmp_path: Path) -> None:
@@ -199,6 +206,17 @@ def test_target_searches_knobs_that_exist_within_its_budget(name: str, zoo: Path
     space = RouteSpace(parse(target.search.routes, knobs), knobs, rules)
     assert len(rules) == len(target.search.exclude)
     assert 10 <= len(open_search("fast", space).ask(1000)) <= target.budget.trials < space.size
+
+
+@pytest.mark.parametrize(("name", "size"), [("digits", 16), ("encoder", 32), ("squeezenet", 16)])
+def test_targets_with_places_are_searched_whole_within_their_budget(name: str, size: int, zoo: Path) -> None:
+    home = zoo.parent.parent if name == "squeezenet" else DATA
+    target = load_target(home / "targets" / f"{name}_qdq.toml")
+    knobs = target_knobs(target, inspect_model(target), "onnxruntime", "cpu")
+    space = RouteSpace(parse(target.search.routes, knobs), knobs, [])
+    assert target.name == f"{name}-qdq" and target.search.algorithm == "full"
+    assert space.size == size == target.budget.trials
+    input_sets(target, inspect_model(target))
 
 
 @pytest.mark.parametrize("name", ["digits", "encoder", "squeezenet"])

@@ -1,0 +1,185 @@
+"""Rewriting a calibrated model for one placement: Q/DQ, dynamic 8-bit integers, 16-bit floats.
+
+A worker's step. The result is an ordinary ONNX model that any backend builds from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from routetune.tasks.engines.base import BuildError
+from routetune.tasks.engines.calibration import ACTIVATIONS, file_digest
+from routetune.tasks.targets.places import OPERATORS
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+#: What the library puts behind the name of a Gemm that it makes a MatMul of.
+_PRODUCT = "_MatMul"
+#: Operators that 16-bit floats must leave alone: their scales are 32-bit floats.
+_INTEGER = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger")
+
+
+def rewrite(
+    prepared: str, ranges: str, placement: Mapping[str, Any], settings: Mapping[str, Any], output: str
+) -> dict[str, Any]:
+    """Write the model of one placement.
+
+    Args:
+        prepared, ranges: what `calibration.calibrate` wrote.
+        placement: "nodes" that get Q/DQ; "dynamic", "half": whether the rest is changed too.
+        settings: as `Quantization.settings` gives them.
+        output: the file to write.
+
+    Returns: "digest" (SHA-256, hex) and "size" in bytes of the file.
+
+    Raises:
+        BuildError: a library refuses to rewrite the model so.
+    """
+    import onnx
+    from onnxruntime.quantization.onnx_model import ONNXModel
+    from routetune.tasks.engines.onnxruntime.sidecars import LIMIT
+
+    try:
+        model = onnx.load(prepared)
+        quantised = with_activations(model, placement["nodes"])
+        if placement["dynamic"]:
+            model = _dynamic(model, quantised, settings, Path(output))
+            left = {node.name for node in model.graph.node}
+            quantised = [name if name in left else f"{name}{_PRODUCT}" for name in quantised]
+        if placement["nodes"]:
+            model = _static(model, quantised, json.loads(Path(ranges).read_text()), settings)
+        if placement["half"]:
+            model = _half(model, quantised)
+        ONNXModel(model).topological_sort()  # new nodes were put at the end
+        if model.ByteSize() > LIMIT:
+            raise BuildError(
+                f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
+            )
+        Path(output).write_bytes(model.SerializeToString(deterministic=True))
+    except (BuildError, MemoryError):
+        raise
+    except Exception as error:
+        raise BuildError(f"the model cannot be rewritten so: {error}") from error
+    return {"digest": file_digest(output), "size": Path(output).stat().st_size}
+
+
+def with_activations(model: ModelProto, nodes: Sequence[str]) -> list[str]:
+    """The nodes, each with the activations that it alone feeds: together they become one integer operator."""
+    readers: dict[str, list[NodeProto]] = {value.name: [] for value in model.graph.output}
+    outputs = set(readers)
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found = set(nodes)
+    for node in model.graph.node:  # in topological order, so that chains of activations are followed
+        fed = readers.get(node.output[0], []) if node.output[0] not in outputs else []
+        if node.name in found and len(fed) == 1 and fed[0].op_type in ACTIVATIONS:
+            found.add(fed[0].name)
+    return [node.name for node in model.graph.node if node.name in found]
+
+
+def _static(
+    model: ModelProto, nodes: list[str], ranges: Mapping[str, list[float]], settings: Mapping[str, Any]
+) -> ModelProto:
+    """Q/DQ around the nodes."""
+    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
+    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+
+    ends = {name: tuple(np.float32(end) for end in pair) for name, pair in ranges.items()}
+    quantizer = QDQQuantizer(
+        model,
+        settings["per_channel"],
+        settings["reduce_range"],
+        _kind(settings["weights"]),
+        _kind(settings["activations"]),
+        TensorsData(CalibrationMethod.MinMax, ends),
+        nodes,
+        [],
+        [*OPERATORS, *ACTIVATIONS],
+        _options(settings),
+    )
+    quantizer.quantize_model()
+    quantised: ModelProto = quantizer.model.model
+    return quantised
+
+
+def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    # A product of matrices goes on as float: what follows adds to it or normalises it, and ONNX Runtime has
+    # an operator that gives floats at no cost.
+    quiet = ["MatMul"] if settings["outputs"] else [*OPERATORS, *ACTIVATIONS]
+    return {
+        "ActivationSymmetric": settings["symmetric"],
+        "WeightSymmetric": True,
+        "QuantizeBias": settings["biases"],
+        "QDQKeepRemovableActivations": not settings["outputs"],
+        "OpTypesToExcludeOutputQuantization": quiet,
+    }
+
+
+def _kind(name: str) -> Any:
+    from onnxruntime.quantization import QuantType
+
+    return {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}[name]
+
+
+def _dynamic(model: ModelProto, besides: list[str], settings: Mapping[str, Any], scratch: Path) -> ModelProto:
+    """Products with constant matrices in 8 bits, their inputs scaled while running."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    chosen = [
+        node.name
+        for node in model.graph.node
+        if node.op_type in ("MatMul", "Gemm") and node.name not in besides
+    ]
+    if not chosen:  # to the library no names are all names
+        return model
+    # Every Gemm is made a MatMul and an Add before, and only then looked for.
+    chosen += [f"{name}{_PRODUCT}" for name in chosen]
+    quantize_dynamic(
+        model,
+        scratch,
+        op_types_to_quantize=["MatMul"],
+        nodes_to_quantize=chosen,
+        per_channel=settings["per_channel"],
+        reduce_range=settings["reduce_range"],
+        weight_type=_kind(settings["weights"]),
+    )
+    changed: ModelProto = onnx.load(scratch)
+    return changed
+
+
+def _half(model: ModelProto, besides: list[str]) -> ModelProto:
+    """16-bit floats wherever nothing is quantised; inputs and outputs keep their types."""
+    from onnxruntime.transformers import float16
+
+    changed: ModelProto = float16.convert_float_to_float16(
+        model,
+        keep_io_types=True,
+        op_block_list=[*float16.DEFAULT_OP_BLOCK_LIST, *_INTEGER],
+        node_block_list=besides,
+    )
+    _join(changed, {*besides, *(node.name for node in model.graph.node if node.op_type in _INTEGER)})
+    return changed
+
+
+def _join(model: ModelProto, kept: set[str]) -> None:
+    """Drop casts to 16 bits and back between two nodes that were kept: no compiler looks past them."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            back = makers.get(name)
+            there = makers.get(back.input[0]) if back is not None and back.op_type == "Cast" else None
+            first = makers.get(there.input[0]) if there is not None and there.op_type == "Cast" else None
+            if there is not None and first is not None and {node.name, first.name} <= kept:
+                node.input[index] = there.input[0]
+    for _ in range(2):  # the way back first, then the way there
+        read = {name for node in model.graph.node for name in node.input}
+        read |= {value.name for value in model.graph.output}
+        for node in [one for one in model.graph.node if one.op_type == "Cast" and one.output[0] not in read]:
+            model.graph.node.remove(node)

@@ -1,0 +1,228 @@
+"""Rewriting for a placement: Q/DQ exactly where they are asked for, as ONNX Runtime's own tool puts them."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from routetune.data import folder
+from routetune.tasks.engines.base import BuildError
+from routetune.tasks.targets.quantization import Quantization
+
+from tests.engines.rewriting import SETTINGS, Arrays, calibrated, digits, rewritten
+
+DIGITS = folder() / "models" / "digits_cnn.onnx"
+PLACES = ("conv1", "conv2", "conv3", "classifier")
+
+
+class Reader:
+    def __init__(self, feeds: list[Arrays]) -> None:
+        self.feeds = iter(feeds)
+
+    def get_next(self) -> Arrays | None:
+        return next(self.feeds, None)
+
+
+def layers(opset: int = 17, **attributes: Any) -> onnx.ModelProto:
+    """Conv + Relu, a Conv without, a Gemm + Relu, and a MatMul; weights of a fixed seed, dynamic batch."""
+    rng = np.random.default_rng(5)
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        scale = np.sqrt(np.prod(shape[1:]) or 1)
+        return numpy_helper.from_array((rng.standard_normal(shape) / scale).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], "second"),
+        helper.make_node("Flatten", ["c2"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["g"], "dense", transB=1),
+        helper.make_node("Relu", ["g"], ["r2"], "relu2"),
+        helper.make_node("MatMul", ["r2", "w4"], ["y"], "last"),
+    ]
+    weights = [
+        *(weight("w1", 8, 1, 3, 3), weight("b1", 8), weight("w2", 8, 8, 3, 3)),
+        *(weight("w3", 32, 288), weight("b3", 32), weight("w4", 32, 10)),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def stuck() -> onnx.ModelProto:
+    """The same in an old opset, with a normalisation that later ones do not have any more."""
+    model = layers(opset=8)
+    constants = ["one", "zero", "zero", "one"]
+    model.graph.node.append(
+        helper.make_node("BatchNormalization", ["c2", *constants], ["n"], "norm", spatial=0)
+    )
+    for name, value in (("one", 1), ("zero", 0)):
+        array = np.full((8, 6, 6), value, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.output.append(helper.make_tensor_value_info("n", TensorProto.FLOAT, ["batch", 8, 6, 6]))
+    return model
+
+
+def inputs(*sizes: int) -> list[Arrays]:
+    rng = np.random.default_rng(6)
+    return [{"x": rng.standard_normal((size, 1, 8, 8)).astype(np.float32)} for size in sizes or (16,)]
+
+
+def run(path: Path, feeds: Arrays) -> list[np.ndarray[Any, Any]]:
+    results: list[np.ndarray[Any, Any]] = onnxruntime.InferenceSession(
+        path, providers=["CPUExecutionProvider"]
+    ).run(None, feeds)
+    return results
+
+
+def quantised_nodes(path: Path) -> set[str]:
+    """Nodes whose data and weights both come out of a DequantizeLinear."""
+    model = onnx.load(path)
+    made = {name: node.op_type for node in model.graph.node for name in node.output}
+    return {
+        node.name
+        for node in model.graph.node
+        if node.op_type in ("Conv", "Gemm", "MatMul")
+        and [made.get(name) for name in node.input[:2]] == ["DequantizeLinear"] * 2
+    }
+
+
+def test_every_placement_has_qdq_exactly_where_it_was_asked_for(tmp_path: Path) -> None:
+    files = calibrated(DIGITS, tmp_path)
+    digests, losses = set(), {}
+    expected = run(DIGITS, digits())[0]
+    for count in range(5):
+        for nodes in combinations(PLACES, count):
+            path = rewritten(files, tmp_path / "out.onnx", nodes)
+            assert quantised_nodes(path) == set(nodes)
+            digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
+            losses[nodes] = float(np.abs(run(path, digits())[0] - expected).max())
+    assert len(digests) == 16
+    assert losses[()] < 1e-4 < min(loss for nodes, loss in losses.items() if nodes)
+    assert max(losses.values()) < 1
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(
+    ("nodes", "followed"),
+    [
+        (["first"], ["first", "relu"]),
+        (["second", "last"], ["second", "last"]),
+        (["first", "second", "dense", "last"], ["first", "relu", "second", "dense", "relu2", "last"]),
+    ],
+    ids=["one", "two", "all"],
+)
+def test_outputs_are_those_of_the_libraries_own_tool(
+    nodes: list[str], followed: list[str], per_channel: bool, tmp_path: Path
+) -> None:
+    """Calibrated once and emitted, against one whole call of quantize_static."""
+    from onnxruntime.quantization import QuantType, quantize_static
+
+    onnx.save(layers(), tmp_path / "m.onnx")
+    quantize_static(
+        tmp_path / "m.onnx",
+        tmp_path / "direct.onnx",
+        Reader(inputs()),
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        per_channel=per_channel,
+        nodes_to_quantize=followed,
+        extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul"]},
+    )
+    files = calibrated(tmp_path / "m.onnx", tmp_path, inputs(), per_channel)
+    settings = Quantization(per_channel=per_channel).settings("onnxruntime")
+    ours = rewritten(files, tmp_path / "ours.onnx", nodes, settings)
+    for feeds in inputs(4, 9):
+        assert np.array_equal(run(ours, feeds)[0], run(tmp_path / "direct.onnx", feeds)[0])
+
+
+def test_the_users_files_stay_as_they_are_and_sidecars_do_not_grow(tmp_path: Path) -> None:
+    source, work = tmp_path / "source", tmp_path / "work"
+    source.mkdir()
+    work.mkdir()
+    onnx.save_model(
+        layers(), source / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    onnx.save(layers(), work / "inline.onnx")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    files = calibrated(source / "m.onnx", work, inputs())
+    outputs = [rewritten(files, work / f"{node}.onnx", [node]) for node in ("first", "dense")]
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    assert {path.suffix for path in work.iterdir()} == {".onnx", ".npz", ".prepared", ".ranges"}
+    inline = calibrated(work / "inline.onnx", work, inputs())
+    for path in outputs:
+        twin = rewritten(inline, work / "twin.onnx", [path.stem])
+        assert np.array_equal(run(path, inputs()[0])[0], run(twin, inputs()[0])[0])
+
+
+def test_dynamic_integers_are_those_of_the_libraries_own_tool(tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    onnx.save(layers(), tmp_path / "m.onnx")
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "direct.onnx", op_types_to_quantize=["MatMul"])
+    files = calibrated(tmp_path / "m.onnx", tmp_path, inputs())
+    ours = rewritten(files, tmp_path / "ours.onnx", dynamic=True)
+    operators = [node.op_type for node in onnx.load(ours).graph.node]
+    assert operators.count("MatMulInteger") == 2 and "Gemm" not in operators
+    assert np.array_equal(run(ours, inputs()[0])[0], run(tmp_path / "direct.onnx", inputs()[0])[0])
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("nodes", [[], ["second"], ["dense"], ["first", "dense", "last"]], ids=len)
+def test_places_go_together(nodes: list[str], dynamic: bool, half: bool, tmp_path: Path) -> None:
+    """Each changes what the others leave; inputs and outputs keep names, types and, nearly, values."""
+    onnx.save(layers(), tmp_path / "m.onnx")
+    files = calibrated(tmp_path / "m.onnx", tmp_path, inputs())
+    path = rewritten(files, tmp_path / "out.onnx", nodes, dynamic=dynamic, half=half)
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    named = {name.removesuffix("_MatMul") for name in quantised_nodes(path)}
+    assert named == set(nodes)
+    integers = sum(node.op_type == "MatMulInteger" for node in model.graph.node)
+    assert integers == (len({"dense", "last"} - set(nodes)) if dynamic else 0)
+    halves = {node.name for node in model.graph.node if node.op_type == "Cast"}
+    assert bool(halves) == half or dynamic  # which casts what it multiplied back to floats
+    [output] = run(path, inputs()[0])
+    [expected] = run(tmp_path / "m.onnx", inputs()[0])
+    assert output.dtype == np.float32
+    loss = float(np.abs(output - expected).max()) / float(np.abs(expected).max())
+    assert (0 < loss < 0.1) == bool(nodes or dynamic or half)
+
+
+@pytest.mark.parametrize("method", ["entropy", "percentile"])
+def test_other_methods_find_other_ranges(method: str, tmp_path: Path) -> None:
+    onnx.save(layers(), tmp_path / "m.onnx")
+    feeds = inputs(16, 3)  # of several shapes, with one wild value
+    feeds[0]["x"][0, 0, 0, 0] = 40
+    found = []
+    for name in ("minmax", method):
+        place = tmp_path / name
+        place.mkdir()
+        files = calibrated(tmp_path / "m.onnx", place, feeds, method=name)
+        found.append(rewritten(files, place / "out.onnx", ["first", "second"]))
+    assert quantised_nodes(found[1]) == {"first", "second"}
+    assert not np.array_equal(run(found[0], inputs()[0])[0], run(found[1], inputs()[0])[0])
+
+
+def test_old_opsets_are_raised_or_named(tmp_path: Path) -> None:
+    old = layers(opset=9)
+    onnx.save(old, tmp_path / "old.onnx")
+    files = calibrated(tmp_path / "old.onnx", tmp_path, inputs())
+    path = rewritten(files, tmp_path / "out.onnx", ["second"], SETTINGS)
+    assert quantised_nodes(path) == {"second"}
+    onnx.save(stuck(), tmp_path / "stuck.onnx")
+    with pytest.raises(BuildError, match=r"opset 8 and cannot be converted to 13.*export it for opset 13"):
+        calibrated(tmp_path / "stuck.onnx", tmp_path, inputs())

@@ -1,0 +1,238 @@
+"""Places in a whole run, stage by stage: what is calibrated, rewritten, kept and searched."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from routetune.data import folder
+from routetune.tasks.bench import Bench, open_bench
+from routetune.tasks.build import build_engines
+from routetune.tasks.errors import BadInput
+from routetune.tasks.publish import reproduce
+from routetune.tasks.reference import make_references
+from routetune.tasks.report.knobs import knob_table
+from routetune.tasks.store import Store, open_store
+from routetune.tasks.subject import check_inputs, open_subject
+from routetune.tasks.targets.changes import compare
+from routetune.tasks.targets.inputs import input_sets
+from routetune.tasks.trial import Trial
+from routetune.tasks.verdicts.losses import LOSSES
+
+from conftest import Command, answer_of
+from tests.engines.test_qdq import layers, stuck
+from tests.flows.test_stages import HEAD, adding, tune
+
+TARGET = """
+schema = 1
+name = "places"
+model = "{model}"
+backend = "onnxruntime"
+[shapes]
+x = {{ min = "1x1x8x8", opt = "16x1x8x8", max = "16x1x8x8" }}
+[reference]
+samples = {samples}
+[accuracy]
+metric = "lInf"
+tolerance = {tolerance}
+[search]
+routes = ["{routes}"]
+algorithm = "full"
+[timing]
+seconds = 0.05
+loads = 1
+finalists = 1
+confidence = 0.5
+[quantization]
+per_channel = {per_channel}
+"""
+MAKING = ("calibrate", "rewrite", "build")
+PLACES = "@first=[*] @second=[*] @dense=[*] @last=[*]"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def call(
+        routes: str = PLACES,
+        model: str = "m.onnx",
+        tolerance: float = 1e-9,
+        samples: int = 1,
+        per_channel: bool = False,
+    ) -> Path:
+        if not (tmp_path / "m.onnx").exists():
+            onnx.save(layers(), tmp_path / "m.onnx")
+        fields = {"routes": routes, "model": model, "tolerance": tolerance, "samples": samples}
+        path = tmp_path / "target.toml"
+        path.write_text(TARGET.format(**fields, per_channel=str(per_channel).lower()))
+        return path
+
+    return call
+
+
+@pytest.fixture
+def store(store_folder: Path) -> Store:
+    return open_store(store_folder)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps that workers were asked for."""
+    asked: list[str] = []
+    step = Bench.step
+
+    def noted(self: Bench, function: str, *rest: Any, **more: Any) -> Any:
+        asked.append(function.rpartition(":")[2])
+        return step(self, function, *rest, **more)
+
+    monkeypatch.setattr(Bench, "step", noted)
+    return asked
+
+
+def stages(store: Store, name: str) -> int:
+    return sum(entry.key["stage"] == name for entry in store.entries)
+
+
+def test_sixteen_placements_are_sixteen_engines_each_with_every_loss_and_a_time(
+    write: Callable[..., Path], store: Store, steps: list[str]
+) -> None:
+    """Also those over the tolerance: the frontier needs them."""
+    target = write(tolerance=1e-5)
+    source = (target.parent / "m.onnx").read_bytes()
+    publication, trials = tune(target, store)
+    engines = [trial.engine for trial in trials.values() if trial.engine]
+    assert len({engine["digest"] for engine in engines}) == len({e["identity"] for e in engines}) == 16
+    assert not any(trial.alias_of for trial in trials.values())
+    assert [route for route, trial in trials.items() if trial.accepted] == [""]
+    assert publication.manifest["route"] == ""
+    for row in store.records.read().to_pylist():
+        assert row["speed"] > 0 and store.blobs.path(row["engine"]).exists()
+        assert all(set(LOSSES) <= _names(one) for one in json.loads(row["losses"]))
+    assert (steps.count("calibrate"), steps.count("rewrite")) == (1, 15)
+    assert (target.parent / "m.onnx").read_bytes() == source
+    assert not list(target.parent.glob("*inferred*"))
+    assert not list((store.root / "scratch").glob("*/rewritten*"))
+
+
+def _names(value: Any) -> set[str]:
+    """Every key in a report."""
+    if isinstance(value, dict):
+        return set(value).union(*map(_names, value.values()))
+    return set().union(*map(_names, value)) if isinstance(value, list) else set()
+
+
+def build_one(path: Path, store: Store, route: str = "@dense") -> Trial:
+    """A run up to one build, without timing."""
+    with open_bench(path, store) as bench:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+        [trial] = build_engines.fn(bench, [bench.database.route({route: "on"})])  # type: ignore[attr-defined]
+        found: Trial = trial
+        return found
+
+
+def test_calibration_is_made_once_for_a_model_its_inputs_and_settings(
+    write: Callable[..., Path], store: Store, steps: list[str]
+) -> None:
+    target = write("@dense=[*]")
+    first = build_one(target, store)
+    assert first.engine is not None
+    before = open_subject(target).bound_to
+    steps.clear()
+    assert build_one(target, store).engine == first.engine and not steps
+
+    for changed in ({"samples": 2}, {"per_channel": True}):
+        target = write("@dense=[*]", **changed)
+        assert "rebuild" in {change.cost for change in compare(before, open_subject(target).bound_to)}
+        steps.clear()
+        assert build_one(target, store).engine != first.engine
+        assert [step for step in steps if step in MAKING] == list(MAKING)
+
+    model = onnx.load(target.parent / "m.onnx")
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0]) * np.float32(1.5)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weight, "w1"))
+    onnx.save(model, target.parent / "m.onnx")
+    steps.clear()
+    build_one(target, store)
+    assert [step for step in steps if step in MAKING] == list(MAKING)
+
+
+def test_places_and_compiler_knobs_share_a_route_and_a_rewritten_model(
+    write: Callable[..., Path], store: Store, steps: list[str]
+) -> None:
+    target = write("-graph_optimization_level=[basic|all] @second=[*] @*=on", tolerance=1e9)
+    target.write_text(target.read_text().replace("@*=on", "@fp16=[*]"))
+    _, trials = tune(target, store)
+    assert set(trials) == {
+        f"{level} {places}".strip()
+        for level in ("", "-graph_optimization_level=basic")
+        for places in ("", "@second=on", "@fp16=on", "@second=on @fp16=on")
+    }
+    assert all(trial.eligible for trial in trials.values())
+    assert not any(name.startswith("@") for t in trials.values() for name in t.engine["options"]["knobs"])  # type: ignore[index]
+    builds = [entry.key for entry in store.entries if entry.key["stage"] == "build"]
+    assert len({key["model"] for key in builds}) == 4 and not any("@" in key["route"] for key in builds)
+    assert stages(store, "rewrite") == 3
+
+
+@pytest.mark.parametrize(
+    ("routes", "told"),
+    [
+        ("@frist=[*]", "the places of model m.onnx are @first, @second, @dense, @last, @dynamic, @fp16"),
+        ("@nothing*=[*]", "glob '@nothing*' matches no bounded knob"),
+        ("@first=[int8]", "knob @first does not allow 'int8'; allowed: off, on"),
+    ],
+)
+def test_places_that_do_not_exist(routes: str, told: str, write: Callable[..., Path]) -> None:
+    with pytest.raises(BadInput, match=re.escape(told)):
+        check_inputs(open_subject(write(routes)))
+
+
+def test_a_model_without_places_says_what_there_is(tmp_path: Path) -> None:
+    onnx.save(adding(), tmp_path / "m.onnx")
+    path = tmp_path / "plain.toml"
+    path.write_text(HEAD.format(model="m.onnx", routes=["@x=[*]"], tolerance=1, trial_seconds=30))
+    with pytest.raises(BadInput, match=r"unknown knob '@x'; model m\.onnx has no node .*; there is @fp16"):
+        check_inputs(open_subject(path))
+
+
+def test_a_model_that_cannot_be_calibrated_is_tuned_without_places(
+    write: Callable[..., Path], store: Store
+) -> None:
+    target = write("-enable_mem_pattern=[*] @second=[*]", model="stuck.onnx", tolerance=1e9)
+    onnx.save(stuck(), target.parent / "stuck.onnx")
+    _, trials = tune(target, store)
+    outcomes = {route: str(trial.outcome) for route, trial in trials.items()}
+    assert outcomes.pop("") == outcomes.pop("-enable_mem_pattern=off") == "eligible"
+    assert set(outcomes.values()) == {"failed"} and len(outcomes) == 2
+    [failure] = {trial.failure for route, trial in trials.items() if route in outcomes}
+    assert failure is not None and failure.step == "calibrate"
+    assert "export it for opset 13 or above" in failure.reason
+
+
+def test_only_commands_that_know_the_model_reproduce_a_place() -> None:
+    target = SimpleNamespace(path="t.toml")
+    bench: Any = SimpleNamespace(subject=SimpleNamespace(target=target, backend="onnxruntime"))
+    tune_it = "routetune tune t.toml --force"
+    assert reproduce(bench, {"-a": "1", "@c": "on"}) == [tune_it, "routetune knobs t.toml --family qdq"]
+    assert reproduce(bench, {"-a": "1"}) == [tune_it, "routetune expand -- -a=1"]
+
+
+def test_the_places_of_a_target_are_listed(routetune: Command) -> None:
+    target = folder() / "targets" / "digits_qdq.toml"
+    found = answer_of(routetune("knobs", target, "--family", "qdq", "--json"))
+    names = [knob["option"] for knob in found["tuner_options"]]
+    assert names == ["@conv1", "@conv2", "@conv3", "@classifier", "@dynamic", "@fp16"]
+    assert {knob["allowed_values"].partition("=")[2] for knob in found["tuner_options"]} == {"[off|on]"}
+    everything = knob_table("onnxruntime", None, str(target))["tuner_options"]
+    assert {knob["option"][0] for knob in everything} == {"-", "@"}
+    assert answer_of(routetune("expand", target, "--json"))["size"] == 16
+    with pytest.raises(BadInput, match="name a target"):
+        knob_table("onnxruntime", None, None, "qdq")
+    with pytest.raises(BadInput, match="'tensors' is not one of compiler, builder, qdq"):
+        knob_table("onnxruntime", None, None, "tensors")
