@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.runtime import flow_run
+from routetune.flows.display import leave_artifacts, leave_asset, run_name, tag_run
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
-from routetune.tasks.report.summary import markdown, published_summary, run_summary
+from routetune.tasks.report.summary import published_summary, run_summary
 from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness, freshness_of
 from routetune.tasks.store import open_store
@@ -23,11 +21,13 @@ from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
 
 
-def _name() -> str:
-    return f"tune {Path(flow_run.parameters['target']).stem}"
-
-
-@flow(name="tune", flow_run_name=_name, persist_result=False, validate_parameters=False)
+@flow(
+    name="tune",
+    flow_run_name=run_name,
+    on_running=[tag_run],
+    persist_result=False,
+    validate_parameters=False,
+)
 def tune(target: str, store: str | None = None, force: bool = False, refresh: bool = False) -> dict[str, Any]:
     """Tune one target and publish the winner; what is fresh is left alone.
 
@@ -56,17 +56,6 @@ def tune(target: str, store: str | None = None, force: bool = False, refresh: bo
         publication = publish_winner(bench, selection)
         summary = run_summary(bench, publication, search.ended)
         bench.finish({"generation": publication.reference.generation})
-    _leave_artifacts(summary)
+    leave_asset(bench, publication)
+    leave_artifacts(summary)
     return summary
-
-
-def _leave_artifacts(summary: dict[str, Any]) -> None:
-    """Show the result in Prefect; a server that is gone by now takes nothing back that is published."""
-    name = "".join(c if c.isalnum() else "-" for c in summary["target"].lower())
-    columns = ("route", "outcome", "speed", "low", "high", "loss", "reason")
-    rows = [{column: one[column] for column in columns} for one in summary["trials"]]
-    try:
-        create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {summary['target']}")
-        create_markdown_artifact(markdown(summary), key=f"summary-{name}")
-    except Exception as error:
-        warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)

@@ -1,6 +1,6 @@
 """The commands, a module for each noun; importing it registers them in the order of the help."""
 
-from routetune.flows.commands import tuning, publications, routes, machine  # noqa: F401, I001
+from routetune.flows.commands import tuning, publications, serving, routes, machine  # noqa: F401, I001
 from routetune.flows.commands.common import answer, app
 
 __all__ = ["answer", "app"]

@@ -31,6 +31,7 @@ _PARTS = (
     "locks",
     "timing-caches",
     "priors",
+    "seen",
     "set-aside",
 )
 

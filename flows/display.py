@@ -1,0 +1,144 @@
+"""What a person sees of a run in Prefect: name, tags, artifacts with links, the engine as an asset."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from prefect import runtime
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.assets import Asset, AssetProperties, materialize
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.settings import get_current_settings
+from routetune.tasks import canonical
+from routetune.tasks.bench import Bench
+from routetune.tasks.errors import BadInput
+from routetune.tasks.report.summary import headline, markdown
+from routetune.tasks.store.manifests import Publication
+from routetune.tasks.subject import resolve, today
+from routetune.tasks.targets.environment import Environment
+from routetune.tasks.targets.schema import load_target
+
+COLUMNS = ("route", "outcome", "speed", "low", "high", "loss", "reason")
+
+
+def run_name() -> str:
+    """ "tune digits on NVIDIA L4, driver 535.171.04, onnxruntime 1.32.0", if the target can be read."""
+    path = Path(runtime.flow_run.parameters["target"])
+    try:
+        target = load_target(path)
+        return f"tune {target.name} on {today(*resolve(target)).label}"
+    except BadInput:
+        return f"tune {path.stem}"
+
+
+def tag_run(flow: Any, flow_run: Any, state: Any) -> None:
+    """Tag a run with its target, device, driver and backend, to be filtered by. A hook for `on_running`."""
+    try:
+        target = load_target(Path(flow_run.parameters["target"]))
+        tags = [f"target:{target.name}", *tags_of(today(*resolve(target)))]
+    except BadInput:
+        return  # the flow says what is wrong
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
+
+
+def tags_of(environment: Environment) -> list[str]:
+    """Device, driver and backend, as tags."""
+    fields = environment.fields
+    backend = str(fields["backend"])
+    version = str(fields.get(f"version.{backend}", "")).split(" ")[0]
+    if environment.is_gpu:
+        device = [f"gpu:{fields['gpu.name']}", f"driver:{fields['driver']}"]
+    else:
+        device = [f"cpu:{fields['cpu.model']}"]
+    return [*device, f"{backend}:{version}" if version else backend]
+
+
+def leave_artifacts(summary: dict[str, Any]) -> None:
+    """Show the result in Prefect; a server that is gone by now takes nothing back that is published."""
+    name = artifact_name(summary["target"])
+    rows = [{column: one[column] for column in COLUMNS} for one in summary["trials"]]
+    links = _links(
+        {
+            "this run": f"runs/flow-run/{runtime.flow_run.id}",
+            "all trials": f"artifacts/key/trials-{name}",
+            "results of every run": f"artifacts/key/summary-{name}",
+        }
+    )
+    try:
+        create_table_artifact(
+            rows, key=f"trials-{name}", description=f"Trials of {summary['target']}. {links}"
+        )
+        text = f"{markdown(summary)}\n\n{links}"
+        create_markdown_artifact(text, key=f"summary-{name}", description=headline(summary))
+    except Exception as error:
+        warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
+
+
+def artifact_name(text: str) -> str:
+    """As a part of an artifact's key, which takes lower-case letters, digits and dashes."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower())
+
+
+def leave_asset(bench: Bench, publication: Publication) -> None:
+    """Tell Prefect of the published engine as an asset, made from the model and the references.
+
+    Prefect's own server keeps assets as events only: a signal and a lineage to look at. What is published,
+    and whether it is whole, only the store can tell.
+    """
+    subject, manifest = bench.subject, publication.manifest
+    engine = Asset(
+        key=f"routetune://{subject.target.name}/{subject.key}",
+        properties=AssetProperties(
+            name=f"engine of {subject.target.name}",
+            url=publication.engine.as_uri(),
+            description=f"{manifest['route'] or 'default route'} on {subject.environment.label}",
+        ),
+    )
+    told = {
+        "generation": publication.reference.generation,
+        "engine": publication.reference.engine,
+        "route": manifest["route"],
+        "speed": manifest["speed"],
+        "run": manifest["run"],
+    }
+
+    @materialize(
+        engine,
+        by="routetune",
+        name="engine as an asset",
+        asset_deps=_made_from(bench),
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+    def show() -> None:
+        engine.add_metadata(told)
+
+    try:
+        show()
+    except Exception as error:
+        warnings.warn(f"the engine could not be shown to Prefect as an asset: {error}", stacklevel=2)
+
+
+def _made_from(bench: Bench) -> list[str | Asset]:
+    """The model and the references, by what they hold: two targets of one model meet in its asset."""
+    subject = bench.subject
+    model, reference = subject.model, subject.bound_to["target"]["reference"]
+    outputs = canonical.digest({"model": model.digest, "reference": reference})
+    properties = AssetProperties(name=model.path.name, url=model.path.absolute().as_uri())
+    about = AssetProperties(name=f"references of {subject.target.name}", description=reference["source"])
+    return [
+        Asset(key=f"routetune://models/{model.digest[:16]}", properties=properties),
+        Asset(key=f"routetune://references/{outputs[:16]}", properties=about),
+    ]
+
+
+def _links(pages: dict[str, str]) -> str:
+    """Links into Prefect's pages; nothing where the server has no address of its own."""
+    address = get_current_settings().ui_url
+    if not address:
+        return ""
+    return " · ".join(f"[{text}]({address}/{path})" for text, path in pages.items())
