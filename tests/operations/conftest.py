@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,29 +46,28 @@ def figures() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgresql() -> Iterator[str]:
     """A PostgreSQL server of the test's own; the URL that Prefect takes."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not programs:
         pytest.skip("PostgreSQL is not installed (/usr/lib/postgresql/*/bin/initdb)")
-    programs_folder, folder = programs[-1].parent, tmp_path_factory.mktemp("postgresql")
-    # PostgreSQL refuses to run as root.
+    # PostgreSQL refuses to run as root, and pytest's folders are closed to everybody else.
     before = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-    if before:
-        for parent in (folder, *folder.parents[: len(folder.parents) - 2]):
-            parent.chmod(parent.stat().st_mode | 0o055)
-        shutil.chown(folder, "postgres")
-    port, data = str(free_port()), str(folder / "data")
+    port = str(free_port())
 
     def call(program: str, *arguments: str) -> None:
-        command = [*before, str(programs_folder / program), *arguments]
+        command = [*before, str(programs[-1].with_name(program)), *arguments]
         subprocess.run(command, check=True, capture_output=True, cwd="/", timeout=120)
 
-    call("initdb", "-D", data, "-U", "prefect", "--auth=trust", "--no-sync", "-E", "UTF8")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
-    call("pg_ctl", "-D", data, "-l", str(folder / "log"), "-w", "-o", options, "start")
-    try:
-        call("createdb", "-h", "127.0.0.1", "-p", port, "-U", "prefect", "prefect")
-        yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
-    finally:
-        call("pg_ctl", "-D", data, "-m", "immediate", "stop")
+    with tempfile.TemporaryDirectory() as folder:
+        if before:
+            shutil.chown(folder, "postgres")
+        data, log = f"{folder}/data", f"{folder}/log"
+        call("initdb", "-D", data, "-U", "prefect", "--auth=trust", "--no-sync", "-E", "UTF8")
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        call("pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start")
+        try:
+            call("createdb", "-h", "127.0.0.1", "-p", port, "-U", "prefect", "prefect")
+            yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
+        finally:
+            call("pg_ctl", "-D", data, "-m", "immediate", "stop")
