@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.assets import Asset, AssetProperties, materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 from routetune.tasks import canonical
 from routetune.tasks.bench import Bench
@@ -68,6 +69,7 @@ def leave_artifacts(summary: dict[str, Any]) -> None:
             "results of every run": f"artifacts/key/summary-{name}",
         }
     )
+    get_run_logger().info(headline(summary))
     try:
         create_table_artifact(
             rows, key=f"trials-{name}", description=f"Trials of {summary['target']}. {links}"
@@ -109,7 +111,8 @@ def leave_asset(bench: Bench, publication: Publication) -> None:
     @materialize(
         engine,
         by="routetune",
-        name="engine as an asset",
+        name="show the engine as an asset",
+        task_run_name=f"engine of {subject.target.name} as an asset",
         asset_deps=_made_from(bench),
         cache_policy=NO_CACHE,
         persist_result=False,

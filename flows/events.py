@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from typing import Any
 
 from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.report.summary import speed_text
 
 #: A machine is not what it was when it was seen last.
 ENVIRONMENT_CHANGED = "routetune.environment.changed"
@@ -57,25 +59,28 @@ def require_server() -> None:
         )
 
 
-def target_failed(target: str, environment: str, reason: str) -> None:
-    """Tell that a target could not be tuned. Within a flow run, which the event then names as related."""
-    _emit(TARGET_FAILED, target, {"target": target, "environment": environment, "reason": reason})
+def tell(report: dict[str, Any]) -> None:
+    """Tell what people want to know of a retune: which targets failed, and where a gain was lost.
 
+    To be called in the flow run, which the events then name as related. Best effort, as Prefect sends events:
+    the report is the record.
 
-def gain_lost(target: str, environment: str, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Tell that a target is faster than its default route by less than it was.
-
-    `before` and `after` are speeds as in a manifest: {"ratio", "low", "high"}.
+    Args:
+        report: what the flow `retune` answers; the payload of an event is its row, with "host" and "reason".
     """
-    _emit(GAIN_LOST, target, {"target": target, "environment": environment, "before": before, "after": after})
+    for one in report["targets"]:
+        if one["outcome"] == "failed":
+            _emit(TARGET_FAILED, one, one["detail"])
+        elif one["gain"] == "lost":
+            _emit(GAIN_LOST, one, f"{speed_text(one['speed'])} after {speed_text(one['speed_before'])}")
 
 
-def _emit(event: str, target: str, payload: dict[str, Any]) -> None:
+def _emit(event: str, row: dict[str, Any], reason: str) -> None:
     from prefect.events import emit_event
 
     resource = {
-        "prefect.resource.id": resource_id("target", target),
-        "prefect.resource.name": target,
-        "routetune.environment": str(payload["environment"]),
+        "prefect.resource.id": resource_id("target", row["target"]),
+        "prefect.resource.name": row["target"],
+        "routetune.host": platform.node(),
     }
-    emit_event(event, resource, payload=payload)
+    emit_event(event, resource, payload=row | {"host": platform.node(), "reason": reason})

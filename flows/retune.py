@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from routetune.flows.events import tell
 from routetune.flows.firings import absorb_waiting
 from routetune.flows.tune import tune
 from routetune.tasks.status import find_targets, freshness
@@ -23,8 +24,22 @@ def retune(
     """Tune the targets that are not fresh."""
     opened = open_store(store and Path(store))
     places = [Path(place) for place in ([targets] if isinstance(targets, str) else targets)]
-    tuned = []
+    rows = []
     for path in find_targets(places):
-        if force or freshness(path, opened).state not in ("fresh", "cannot tell", "refused"):
-            tuned.append(tune(str(path), str(opened.root), force)["target"])
-    return {"tuned": tuned}
+        state = freshness(path, opened)
+        row: dict[str, Any] = {
+            "target": state.target,
+            "outcome": state.state,
+            "detail": state.detail,
+            "gain": None,
+        }
+        if force or state.state not in ("fresh", "cannot tell", "refused"):
+            try:
+                tune(str(path), str(opened.root), force)
+                row["outcome"] = "tuned"
+            except Exception as error:
+                row |= {"outcome": "failed", "detail": str(error)}
+        rows.append(row)
+    report = {"targets": rows}
+    tell(report)
+    return report

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +71,22 @@ def kill_tree(pid: int) -> None:
     parent = psutil.Process(pid)
     for one in [*parent.children(recursive=True), parent]:
         one.kill()
+
+
+def browser() -> str | None:
+    """The program of Chromium, or None."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def browse(page: str, *arguments: str) -> str:
+    """Open a page in a browser without a screen, until its requests are answered; what the browser prints."""
+    program = browser()
+    assert program, "install chromium"
+    with tempfile.TemporaryDirectory() as profile:
+        command = [program, "--headless", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        command += ["--virtual-time-budget=20000", "--window-size=1400,1000", *arguments, page]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 @dataclass
@@ -142,8 +160,15 @@ class Site:
 
     def run(self, module: str, *arguments: str | Path, code: int = 0) -> str:
         """Run `python -m module` to its end; what it printed."""
+        return self._run(["-m", module, *map(str, arguments)], code)
+
+    def python(self, text: str) -> str:
+        """Run a line of Python; what it printed."""
+        return self._run(["-c", text], 0)
+
+    def _run(self, arguments: list[str], code: int) -> str:
         ended = subprocess.run(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [sys.executable, *arguments],
             env=os.environ | self.variables,
             cwd=ROOT,
             text=True,
