@@ -69,13 +69,11 @@ def leave_artifacts(summary: dict[str, Any]) -> None:
             "results of every run": f"artifacts/key/summary-{name}",
         }
     )
+    about = f"{summary['target']} on {summary['environment']}. {links}"
     get_run_logger().info(headline(summary))
     try:
-        create_table_artifact(
-            rows, key=f"trials-{name}", description=f"Trials of {summary['target']}. {links}"
-        )
-        text = f"{markdown(summary)}\n\n{links}"
-        create_markdown_artifact(text, key=f"summary-{name}", description=headline(summary))
+        create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {about}")
+        create_markdown_artifact(markdown(summary), key=f"summary-{name}", description=f"Summary of {about}")
     except Exception as error:
         warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
 

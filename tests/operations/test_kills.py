@@ -29,7 +29,7 @@ def automations(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_killed_worker(site: Site, figures: dict[str, Any]) -> None:
-    site.machine.write_target(site.targets / "a.toml", routes=ROUTES)
+    site.machine.write_target(site.targets / "killed.toml", routes=ROUTES)
     site.run("prefect", "--no-prompt", "automation", "create", "--from-file", automations(site.folder))
     pool = site.deploy()
     found = site.server.deployment(pool)
@@ -43,6 +43,8 @@ def test_a_killed_worker(site: Site, figures: dict[str, Any]) -> None:
         dead = start()
         eventually(lambda: len(site.machine.builds) >= 3, 120, "three builds are under way")
         kill_tree(worker.pid)
+    running = {"name": {"like_": "tune killed on"}, "state": {"type": {"any_": ["RUNNING"]}}}
+    assert site.server.post("/flow_runs/filter", flow_runs=running), "nobody has told the server"
     done = site.machine.builds
     killed = time.time()
     with site.worker():
@@ -61,8 +63,11 @@ def test_a_killed_worker(site: Site, figures: dict[str, Any]) -> None:
         [crashed] = eventually(
             lambda: site.server.runs(pool, "CRASHED"), SILENCE + 60, "the dead run is marked"
         )
+        eventually(
+            lambda: not site.server.post("/flow_runs/filter", flow_runs=running), 30, "its tune as well"
+        )
     assert crashed["id"] == dead["id"]
-    assert site.state() == {"a": "fresh"}
+    assert site.state() == {"killed": "fresh"}
     # What was built is not built again; only the one under way at the kill may be.
     anew = site.machine.builds[len(done) :]
     assert len(set(done[:-1]) & set(anew)) == 0
