@@ -102,7 +102,13 @@ class Server:
     variables: dict[str, str]
 
     def post(self, path: str, **body: Any) -> Any:
-        answer = httpx.post(f"{self.url}{path}", json=body, timeout=30)
+        deadline = time.monotonic() + 60
+        while True:
+            answer = httpx.post(f"{self.url}{path}", json=body, timeout=30)
+            # A server whose SQLite is locked asks to come again, as every client of Prefect's does.
+            if answer.status_code != 503 or time.monotonic() > deadline:
+                break
+            time.sleep(1)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
