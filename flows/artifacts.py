@@ -7,20 +7,33 @@ import warnings
 from importlib.util import find_spec
 from typing import Any
 
+from prefect import runtime
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.logging import get_run_logger
+from prefect.settings import get_current_settings
 from routetune.tasks.report.dial import telling
 from routetune.tasks.report.staircase import Staircase
-from routetune.tasks.report.summary import DEFAULT, markdown
+from routetune.tasks.report.summary import DEFAULT, headline, markdown
+
+COLUMNS = ("route", "outcome", "speed", "low", "high", "loss", "reason")
 
 
 def leave_artifacts(summary: dict[str, Any], stairs: Staircase) -> None:
     """Show the result in Prefect; a server that is gone by now takes nothing back that is published."""
-    name = "".join(c if c.isalnum() else "-" for c in summary["target"].lower())
-    columns = ("route", "outcome", "speed", "low", "high", "loss", "reason")
-    rows = [{column: one[column] for column in columns} for one in summary["trials"]]
+    name = artifact_name(summary["target"])
+    rows = [{column: one[column] for column in COLUMNS} for one in summary["trials"]]
+    links = _links(
+        {
+            "this run": f"runs/flow-run/{runtime.flow_run.id}",
+            "all trials": f"artifacts/key/trials-{name}",
+            "results of every run": f"artifacts/key/summary-{name}",
+        }
+    )
+    about = f"{summary['target']} on {summary['environment']}. {links}"
+    get_run_logger().info(headline(summary))
     try:
-        create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {summary['target']}")
-        create_markdown_artifact(markdown(summary), key=f"summary-{name}")
+        create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {about}")
+        create_markdown_artifact(markdown(summary), key=f"summary-{name}", description=f"Summary of {about}")
         _leave_frontier(stairs, name, f"ε of {summary['target']}, and the fastest route at each")
     except Exception as error:
         warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
@@ -42,3 +55,16 @@ def _leave_frontier(stairs: Staircase, name: str, description: str) -> None:
         picture = frontier_picture(stairs, float(stairs.target.accuracy.tolerance), Colours()).png()
         address = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         create_image_artifact(address, key=f"frontier-picture-{name}", description=description)
+
+
+def artifact_name(text: str) -> str:
+    """As a part of an artifact's key, which takes lower-case letters, digits and dashes."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower())
+
+
+def _links(pages: dict[str, str]) -> str:
+    """Links into Prefect's pages; nothing where the server has no address of its own."""
+    address = get_current_settings().ui_url
+    if not address:
+        return ""
+    return " · ".join(f"[{text}]({address}/{path})" for text, path in pages.items())

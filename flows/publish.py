@@ -9,6 +9,7 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 from routetune.flows.artifacts import leave_artifacts
+from routetune.flows.display import leave_asset
 from routetune.tasks.bench import open_bench
 from routetune.tasks.canonical import to_float
 from routetune.tasks.publish import publish_winner
@@ -55,5 +56,6 @@ def publish(
         summary = run_summary(bench, publication, f"selected anew at ε = {epsilon}")
         stairs = staircase_of(bench)
         bench.finish({"generation": publication.reference.generation})
+    leave_asset(bench, publication)
     leave_artifacts(summary, stairs)
     return summary

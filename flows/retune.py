@@ -11,6 +11,9 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
+from routetune.flows.artifacts import artifact_name
+from routetune.flows.events import tell
+from routetune.flows.firings import absorb_waiting
 from routetune.flows.tune import tune
 from routetune.tasks.report.retuning import markdown
 from routetune.tasks.retune import Night, open_night
@@ -23,7 +26,13 @@ def _name() -> str:
     return f"retune {targets if isinstance(targets, str) else ' '.join(targets)}"
 
 
-@flow(name="retune", flow_run_name=_name, persist_result=False, validate_parameters=False)
+@flow(
+    name="retune",
+    flow_run_name=_name,
+    on_running=[absorb_waiting],
+    persist_result=False,
+    validate_parameters=False,
+)
 def retune(
     targets: str | list[str] = ".",
     store: str | None = None,
@@ -47,6 +56,7 @@ def retune(
     _side_by_side(night, night.queues())
     report = night.report()
     _leave_artifact(report, "-".join(place.absolute().name for place in places))
+    tell(report)
     return report
 
 
@@ -73,7 +83,7 @@ def _one_by_one(night: Night, queue: list[Freshness]) -> None:
 
 def _leave_artifact(report: dict[str, Any], name: str) -> None:
     """Show the report in Prefect; a server that is gone by now takes nothing back that is published."""
-    key = f"retune-{''.join(c if c.isascii() and c.isalnum() else '-' for c in name.lower())}"
+    key = f"retune-{artifact_name(name)}"
     try:
         create_markdown_artifact(markdown(report), key=key, description="What a retune found and did")
     except Exception as error:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.runtime import flow_run
 from routetune.flows.artifacts import leave_artifacts
+from routetune.flows.display import leave_asset, run_name, tag_run
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
@@ -26,11 +26,13 @@ from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
 
 
-def _name() -> str:
-    return f"tune {Path(flow_run.parameters['target']).stem}"
-
-
-@flow(name="tune", flow_run_name=_name, persist_result=False, validate_parameters=False)
+@flow(
+    name="tune",
+    flow_run_name=run_name,
+    on_running=[tag_run],
+    persist_result=False,
+    validate_parameters=False,
+)
 def tune(
     target: str,
     store: str | None = None,
@@ -74,5 +76,6 @@ def tune(
         told = ("generation", "route", "speed", "explanation", "counts")
         bench.finish({name: summary[name] for name in told})
         stairs = staircase_of(bench)
+    leave_asset(bench, publication)
     leave_artifacts(summary, stairs)
     return summary

@@ -12,9 +12,9 @@ from routetune.tasks.build import build_order
 from routetune.tasks.engines.base import open_backend
 from routetune.tasks.priors import Found, find_priors
 from routetune.tasks.pruning import Pruned
-from routetune.tasks.rewrite import source_of
 from routetune.tasks.report import progress
 from routetune.tasks.report.explanation import explained
+from routetune.tasks.rewrite import source_of
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace, open_space
 from routetune.tasks.search import open_search
@@ -185,13 +185,9 @@ def idle_knobs(bench: Bench, space: RouteSpace) -> list[str]:
     where routes rewrite the model: what does nothing on the one may act on another.
     """
     subject = bench.subject
-    asks = subject.target.search.prune and hasattr(open_backend(subject.backend), "idle")
-    if (
-        names_places(subject.target.search.routes)
-        or not asks
-        or bench.control is None
-        or not bench.control.route.is_default
-    ):
+    search = subject.target.search
+    asks = search.prune and not names_places(search.routes) and hasattr(open_backend(subject.backend), "idle")
+    if not asks or bench.control is None or not bench.control.route.is_default:
         return []
     base = space.route(space.baseline())
     knobs = {term.knob.name: list(term.values) for term in space.terms if term.variable}

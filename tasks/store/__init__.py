@@ -35,6 +35,7 @@ _PARTS = (
     "priors",
     "digests",
     "signatures",
+    "seen",
     "set-aside",
 )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from routetune.data import folder
 from routetune.tasks.report.progress import Snapshot, listening
+from routetune.tasks.store import open_store
+from routetune.tasks.subject import open_subject, today
 
 TARGET = """
 schema = 1
@@ -64,7 +67,10 @@ def task_runs() -> dict[str, list[str]]:
 
     with get_client(sync_client=True) as client:
         [run] = client.read_flow_runs(limit=1, sort=FlowRunSort.START_TIME_DESC)
-        assert run.name == "tune seen"
+        label = today("onnxruntime", "cpu").label
+        assert run.name == f"tune Seen_by.Prefect on {label}"
+        assert {"target:Seen_by.Prefect", f"onnxruntime:{version('onnxruntime')}"} <= set(run.tags)
+        assert any(tag.startswith("cpu:") for tag in run.tags)
         found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [run.id]}))
     states: dict[str, list[str]] = {}
     for one in found:
@@ -81,6 +87,15 @@ def artifact(key: str) -> Any:
     return found.data
 
 
+def materialisations(url: str) -> list[dict[str, Any]]:
+    import httpx
+
+    name = "prefect.asset.materialization.succeeded"
+    answer = httpx.post(f"{url}/events/filter", json={"filter": {"event": {"name": [name]}}}, timeout=30)
+    found: list[dict[str, Any]] = answer.raise_for_status().json()["events"]
+    return found
+
+
 def test_a_run_as_prefect_shows_it(target: Path, store_folder: Path, prefect_url: str) -> None:
     recorder = Recorder()
     with listening(recorder):
@@ -93,6 +108,22 @@ def test_a_run_as_prefect_shows_it(target: Path, store_folder: Path, prefect_url
     staircase = artifact("frontier-seen-by-prefect")
     assert "eligible" in str(staircase) and "default route" in str(staircase)
     assert str(artifact("frontier-picture-seen-by-prefect")).startswith("data:image/png;base64,")
+
+    subject = open_subject(target)
+    [engine] = _eventually(
+        lambda: [
+            one
+            for one in materialisations(prefect_url)
+            if one["resource"]["prefect.resource.id"] == f"routetune://Seen_by.Prefect/{subject.key}"
+        ],
+        len,
+    )
+    published = open_store(store_folder).publications.current("Seen_by.Prefect", subject.key)
+    assert published is not None and engine["payload"]["engine"] == published.reference.engine
+    assert engine["resource"]["prefect.asset.url"] == published.engine.as_uri()
+    made_from = [one["prefect.resource.id"] for one in engine["related"]]
+    assert f"routetune://models/{subject.model.digest[:16]}" in made_from
+    assert any(one.startswith("routetune://references/") for one in made_from)
 
     stages = [snapshot.stage for snapshot in recorder.snapshots]
     assert stages[0] == "reference outputs" and stages[-1] == "duel of the finalists"
