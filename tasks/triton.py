@@ -6,6 +6,7 @@ parameters those of its ONNX Runtime backend (triton-inference-server/onnxruntim
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -122,9 +123,13 @@ def export(
         make_folder(home.parent)
         whole = unfinished(home.parent)
         whole.mkdir()
-        _place_version(published, whole, version, file_name)
-        write_atomically(whole / CONFIG, text.encode())
-        whole.rename(home)
+        try:
+            _place_version(published, whole, version, file_name)
+            write_atomically(whole / CONFIG, text.encode())
+            whole.rename(home)
+        except BaseException:
+            shutil.rmtree(whole, ignore_errors=True)
+            raise
         sync_folder(home.parent)
     return {
         "target": target,
