@@ -6,6 +6,7 @@ parameters those of its ONNX Runtime backend (triton-inference-server/onnxruntim
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -118,14 +119,7 @@ def export(
         _place_version(published, home, version, file_name)
         write_atomically(home / CONFIG, text.encode())
     else:
-        # Under a name of its own first: a polling server must not meet a version without its configuration.
-        make_folder(home.parent)
-        whole = unfinished(home.parent)
-        whole.mkdir()
-        _place_version(published, whole, version, file_name)
-        write_atomically(whole / CONFIG, text.encode())
-        whole.rename(home)
-        sync_folder(home.parent)
+        _place_whole(published, home, text, version, file_name)
     return {
         "target": target,
         "model": model,
@@ -261,6 +255,21 @@ def _clear(home: Path) -> None:
             remove_folder(left)
         else:
             left.unlink()
+
+
+def _place_whole(published: Published, home: Path, text: str, version: int, file_name: str) -> None:
+    """Under a name of its own first: a polling server must not meet a version without its configuration."""
+    make_folder(home.parent)
+    whole = unfinished(home.parent)
+    whole.mkdir()
+    try:
+        _place_version(published, whole, version, file_name)
+        write_atomically(whole / CONFIG, text.encode())
+        whole.rename(home)
+    except BaseException:
+        shutil.rmtree(whole, ignore_errors=True)
+        raise
+    sync_folder(home.parent)
 
 
 def _place_version(published: Published, home: Path, version: int, file_name: str) -> None:

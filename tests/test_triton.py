@@ -21,6 +21,7 @@ from routetune.tasks.targets.model import TensorInfo
 from routetune.tasks.triton import configuration, export
 
 from tests.published import publish
+from tests.store.conftest import Crash, killed_at_every_step  # noqa: F401
 
 TEXT, INT32, INT64 = 9, 5, 3
 DATA_TYPES = (
@@ -155,6 +156,37 @@ def test_versions_are_generations_and_only_the_current_one_is_served(store: Stor
     (home / "2/model.onnx").write_bytes(b"mine")
     with pytest.raises(RoutetuneError, match="another engine than generation 2"):
         export(served, *infos, repository)
+
+
+EXPORTER = """
+from pathlib import Path
+from routetune.tasks.service import current_engine
+from routetune.tasks.targets.model import TensorInfo
+from routetune.tasks.triton import export
+published = current_engine("plus", Path(sys.argv[1]).parent / "store")
+x, y = (TensorInfo(name, "float32", (None,)) for name in "xy")
+def act(root):
+    export(published, [x], [y], root / "repo")
+"""
+
+
+def test_a_kill_at_any_file_operation_leaves_what_the_configuration_names(
+    store: Store,
+    tmp_path: Path,
+    killed_at_every_step: Crash,  # noqa: F811
+) -> None:
+    home, root = tmp_path / "triton" / "repo" / "plus", tmp_path / "triton"
+    root.mkdir()
+    bytes_of = {}
+    for number in (1, 2):
+        bytes_of[number] = publish(store, tmp_path, float(number)).engine.read_bytes()
+        for stop in killed_at_every_step(EXPORTER, root):
+            if home.exists():
+                [version] = parsed((home / "config.pbtxt").read_text()).version_policy.specific.versions
+                assert (home / str(version) / "model.onnx").read_bytes() == bytes_of[version]
+            assert stop.killed or version == number
+        assert stop.step > 5
+    assert sorted(path.name for path in home.iterdir()) == ["1", "2", "config.pbtxt"]
 
 
 @pytest.mark.parametrize("there", ["folder", "other target", "link", "file"])
