@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from routetune.tasks.canonical import number
+from routetune.tasks.errors import BadInput
 from routetune.tasks.routes.route import Route, spell
 from routetune.tasks.routes.space import RouteSpace
 from routetune.tasks.store import Store
@@ -147,8 +149,10 @@ class _Scale:
         self._kept = cache(store.signatures.get)
 
     def __call__(self, bound: Mapping[str, Any]) -> Likeness:
-        other = self._kept(bound["target"]["model"])
-        return likeness(self._bound, bound, self._own, other)
+        kept = None
+        with suppress(BadInput):  # of a newer routetune
+            kept = self._kept(bound.get("target", {}).get("model"))
+        return likeness(self._bound, bound, self._own, kept)
 
 
 def _candidates(store: Store, subject: Subject, scale: _Scale, without: str) -> Iterator[_Candidate]:
@@ -206,7 +210,10 @@ def _best_of(store: Store, record: RunRecord) -> list[tuple[str, float]]:
     won = record.summary.get("route")
     if won == "":
         return []
-    rows = store.records.read(run=record.id, columns=_COLUMNS).to_pylist()
+    try:
+        rows = store.records.read(run=record.id, columns=_COLUMNS).to_pylist()
+    except BadInput:  # a newer routetune wrote them: that must not keep this one from tuning
+        return []
     eligible = {row["route"]: row for row in rows if row["outcome"] == Outcome.ELIGIBLE and row["speed"]}
     good = [
         (route, float(row["speed"]))

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from routetune.data import folder
 from routetune.tasks.engines.base import open_backend
+from routetune.tasks.errors import BadInput
 from routetune.tasks.priors import MAX_PRIORS, Found, find_priors, fit
 from routetune.tasks.routes.knob import Knob, KnobDatabase
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace, open_space
 from routetune.tasks.routes.tuning_log import LoggedTrial, TuningLog
 from routetune.tasks.store import Store, open_store
-from routetune.tasks.store.records import row
+from routetune.tasks.store.records import record_schema, row
 from routetune.tasks.subject import Subject, open_subject
 from routetune.tasks.targets.likeness import signature
 from routetune.tasks.trial import Trial
@@ -156,6 +157,24 @@ def test_knobs_that_are_unknown_today_are_left_out_with_a_note() -> None:
         route, notes = fit(space, given)
         assert route is None and notes[-1] == last
     assert fit(space, {"-a": "2", "-b": "1"})[1] == ["-a=2 is not among the values here"]
+
+
+def test_what_cannot_be_read_says_nothing_and_breaks_nothing(
+    store: Store, subject: Subject, space: RouteSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records and signatures of a newer version, a run of an odd kind."""
+    monkeypatch.setattr("routetune.tasks.store.records.SCHEMA", 99)
+    monkeypatch.setattr("routetune.tasks.store.signatures.SCHEMA", 99)
+    record_schema.cache_clear()
+    store.signatures.put(OTHER, signature(subject.model))
+    newer = ran(store, bound(subject, subject.model.digest), {"": 1, "-enable_mem_pattern=off": 1.5})
+    monkeypatch.undo()
+    record_schema.cache_clear()
+    with pytest.raises(BadInput, match="newer"):
+        store.records.read(run=newer)
+    ran(store, bound(subject), {"": 1, "-ConvBNFusion=off": 1.5}, target="newer-signature")
+    ran(store, {"target": {}, "environment": {"cpu": "x"}}, {"": 1}, target="odd")
+    assert routes(find_priors(store, subject, space)) == ["-ConvBNFusion=off"]
 
 
 @pytest.mark.slow
