@@ -45,7 +45,11 @@ def knobs(
 def expand(
     what: Annotated[str, typer.Argument(help="A target file, or a route expression.")],
     algorithm: Annotated[
-        str | None, typer.Option(help="fast, full, mixed or random. [default: the target's, else mixed]")
+        str | None,
+        typer.Option(
+            help="auto, fast, full, guided, mixed, model, racing, random or screening. "
+            "[default: the target's, else mixed]"
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Routes to list at the most.")] = 20,
     backend: Annotated[str, typer.Option(help="Whose knobs, for an expression.")] = "onnxruntime",

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from routetune.tasks.routes.space import RouteSpace
     from routetune.tasks.search.base import Strategy
 
-STRATEGIES = ("fast", "full", "mixed", "random")
+STRATEGIES = ("auto", "fast", "full", "guided", "mixed", "model", "racing", "random", "screening")
 
 
 def open_search(name: str, space: RouteSpace, seed: int = 0) -> Strategy:
-    """A fresh search of a space; `seed` matters to "random" only.
+    """A fresh search of a space; `seed` matters to those that draw, which "fast", "full" and "mixed" do not.
 
     Raises:
-        BadInput: no strategy has this name.
+        BadInput: no strategy has this name, or the library that it needs is not installed.
     """
     if name == "fast":
         return fast.Fast(space)
@@ -29,18 +29,45 @@ def open_search(name: str, space: RouteSpace, seed: int = 0) -> Strategy:
         return mixed.Mixed(space)
     if name == "random":
         return sampled.Sampled(space, seed)
+    if name in STRATEGIES:
+        return _open_informed(name, space, seed)
     raise BadInput(f"search algorithm {name!r} is not known; choose one of {', '.join(STRATEGIES)}")
+
+
+def _open_informed(name: str, space: RouteSpace, seed: int) -> Strategy:
+    # Imported here, since numpy is not needed to print help.
+    from routetune.tasks.search import auto, guided, model, racing, screening
+
+    kinds = {
+        "auto": auto.open_auto,
+        "guided": guided.Guided,
+        "model": model.Model,
+        "racing": racing.Racing,
+        "screening": screening.Screening,
+    }
+    return kinds[name](space, seed)
 
 
 def expand(name: str, space: RouteSpace, seed: int = 0) -> Iterator[dict[str, str]]:
     """What a search tries before it was told anything, lazily, as full assignments in the expression's order.
 
-    For "mixed" this is its first phase; the second depends on what the first one shows.
+    For "mixed" this is its first phase; the second depends on what the first one shows. Those that choose
+    each route by what is known have one to name.
 
     Raises:
-        BadInput: no strategy has this name.
+        BadInput: as `open_search`.
     """
-    open_search(name, space, seed)
+    search = open_search(name, space, seed)
+    if name in ("fast", "mixed"):
+        return fast.plan(space)
     if name == "full":
         return full.plan(space)
-    return sampled.plan(space, seed) if name == "random" else fast.plan(space)
+    if name == "random":
+        return sampled.plan(space, seed)
+    return _asked(search, space)
+
+
+def _asked(search: Strategy, space: RouteSpace) -> Iterator[dict[str, str]]:
+    while batch := search.ask(1):
+        told = batch[0].as_dict()
+        yield {term.knob.name: told.get(term.knob.name, term.knob.default) for term in space.terms}

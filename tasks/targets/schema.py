@@ -181,7 +181,9 @@ class Search(_Section):
 
     routes: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1)]
     exclude: Annotated[tuple[Text, ...], BeforeValidator(_several)] = ()
-    algorithm: Literal["fast", "full", "mixed", "random"] = "mixed"
+    algorithm: Literal[
+        "auto", "fast", "full", "guided", "mixed", "model", "racing", "random", "screening"
+    ] = "mixed"
     seed: Seed = 0
     prune: bool = True
 

@@ -11,7 +11,7 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.routes.knob import Knob, KnobDatabase
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace, open_space
-from routetune.tasks.search import STRATEGIES, expand, open_search
+from routetune.tasks.search import STRATEGIES, blame, expand, open_search, surrogate
 from routetune.tasks.search.base import Strategy
 from routetune.tasks.trial import Failure, Outcome, Trial
 
@@ -74,6 +74,14 @@ def flat(batches: list[list[Route]]) -> list[Route]:
     return [route for batch in batches for route in batch]
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same code with less of it: what is promised here does not hang on how good the choices are."""
+    for module, settings in ((blame, {"CHAINS": 4, "SWEEPS": 2}), (surrogate, {"DRAWS": 2, "STEPS": 1})):
+        for setting, value in settings.items():
+            monkeypatch.setattr(module, setting, value)
+
+
 @pytest.fixture(params=STRATEGIES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -121,12 +129,12 @@ def test_the_total_is_what_was_asked(name: str, space: RouteSpace, outcomes: Out
     planned = search.total
     asked = flat(run(search, outcomes, cycle([3])))
     assert search.total == len(asked)
-    assert planned is not None and planned <= len(asked)
+    assert planned is None or planned <= len(asked)
 
 
 def test_a_search_resumes_from_what_is_known(name: str, space: RouteSpace, outcomes: Outcomes) -> None:
     whole = flat(run(open_search(name, space, 1), outcomes, cycle([2])))
-    for done in range(len(whole) + 1):
+    for done in {0, 1, 3, 9, 27, len(whole)} & {*range(len(whole) + 1)}:
         resumed = open_search(name, space, 1)
         resumed.tell([outcomes(route) for route in reversed(whole[:done])])
         assert flat(run(resumed, outcomes, cycle([3]))) == whole[done:]
@@ -171,15 +179,19 @@ def test_200_knobs_and_half_of_it_excluded(name: str) -> None:
     assert len(search.explain()) < 250
 
 
-def test_seeds_matter_to_random_only(name: str) -> None:
-    space = open_space("+*=[*]", DATABASE)
-    first, again, other = (open_search(name, space, seed).ask(5) for seed in (0, 0, 1))
+def test_seeds_fix_what_is_drawn(name: str) -> None:
+    space = open_space(SPACES["plain"][0], DATABASE)
+    first, again, other = (
+        flat(run(open_search(name, space, seed), landscape, cycle([1]))) for seed in (0, 0, 1)
+    )
     assert first == again
-    assert (first == other) == (name != "random")
+    assert (first == other) == (name in ("fast", "full", "mixed"))
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
     space = open_space("-a=[on|off]", DATABASE)
     for call in (open_search, expand):
-        with pytest.raises(BadInput, match=r"'fastest'.*fast, full, mixed, random"):
+        with pytest.raises(
+            BadInput, match=r"'fastest'.*auto, fast, full, guided, mixed, model, racing, random, screening"
+        ):
             call("fastest", space)
