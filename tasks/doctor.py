@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from routetune.tasks.errors import RoutetuneError
 #: Libraries that must be there, and those that are good to have.
 NEEDED = ("onnx", "onnxruntime", "polygraphy", "prefect", "pyarrow", "numpy")
 OPTIONAL = ("tensorrt", "onnxruntime-gpu", "cuda-bindings", "ray")
+#: Packages that bring the same library.
+STAND_INS = {"onnxruntime": ("onnxruntime-gpu",)}
 FREE_GIB = 2.0
 
 
@@ -49,10 +52,10 @@ def _python() -> tuple[bool, str]:
 
 
 def _library(name: str, needed: bool) -> tuple[bool, str]:
-    try:
-        return True, version(name)
-    except PackageNotFoundError:
-        return not needed, "missing: install it" if needed else "not installed (optional)"
+    for package in (name, *STAND_INS.get(name, ())):
+        with suppress(PackageNotFoundError):
+            return True, version(package) if package == name else f"{version(package)}, as {package}"
+    return not needed, "missing: install it" if needed else "not installed (optional)"
 
 
 def _gpu() -> tuple[bool, str]:
