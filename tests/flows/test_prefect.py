@@ -91,7 +91,7 @@ def test_a_run_as_prefect_shows_it(target: Path, store_folder: Path, prefect_url
     assert "-enable_mem_pattern=off" in str(artifact("trials-seen-by-prefect"))
 
     staircase = artifact("frontier-seen-by-prefect")
-    assert "eligible" in str(staircase) and "default route" in str(staircase)
+    assert "eligible" in str(staircase) and "fastest" in str(staircase)
     assert str(artifact("frontier-picture-seen-by-prefect")).startswith("data:image/png;base64,")
 
     stages = [snapshot.stage for snapshot in recorder.snapshots]
