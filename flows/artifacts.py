@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from routetune.tasks.bench import Bench
 from routetune.tasks.report.dial import telling
-from routetune.tasks.report.staircase import Staircase
+from routetune.tasks.report.staircase import Staircase, staircase_of
 from routetune.tasks.report.summary import DEFAULT, markdown
 
 
-def leave_artifacts(summary: dict[str, Any], stairs: Staircase) -> None:
+def leave_artifacts(summary: dict[str, Any], bench: Bench) -> None:
     """Show the result in Prefect; a server that is gone by now takes nothing back that is published."""
     name = "".join(c if c.isalnum() else "-" for c in summary["target"].lower())
     columns = ("route", "outcome", "speed", "low", "high", "loss", "reason")
@@ -21,7 +22,7 @@ def leave_artifacts(summary: dict[str, Any], stairs: Staircase) -> None:
     try:
         create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {summary['target']}")
         create_markdown_artifact(markdown(summary), key=f"summary-{name}")
-        _leave_frontier(stairs, name, f"ε of {summary['target']}, and the fastest route at each")
+        _leave_frontier(staircase_of(bench), name, f"ε of {summary['target']}, and the fastest route at each")
     except Exception as error:
         warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
 

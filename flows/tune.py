@@ -14,7 +14,6 @@ from routetune.tasks.build import build_engines
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
-from routetune.tasks.report.staircase import staircase_of
 from routetune.tasks.report.summary import published_summary, run_summary
 from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness, freshness_of
@@ -55,7 +54,6 @@ def tune(target: str, store: str | None = None, force: bool = False, refresh: bo
         selection = select_winner(bench, list(bench.trials.values()))
         publication = publish_winner(bench, selection)
         summary = run_summary(bench, publication, search.ended)
-        stairs = staircase_of(bench)
         bench.finish({"generation": publication.reference.generation})
-    leave_artifacts(summary, stairs)
+    leave_artifacts(summary, bench)
     return summary
