@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -61,9 +62,9 @@ def test_sixteen_candidates_from_infinity_to_zero(
     found = told("frontier", target, *(f"--epsilon={epsilon}" for epsilon in ("inf", "7.5", "3.5", "0.5")))
     assert [step["eligible"] for step in found["steps"]] == list(range(16, 0, -1))
     assert [step["epsilon"] for step in found["steps"]] == pytest.approx(range(15, -1, -1), abs=1e-4)
+    # By what was measured, not by what was planted: on a busy machine the two may differ.
     fastest = [(one["eligible"], one["fastest"]) for one in found["answers"]]
-    assert fastest == [(16, "@b=on @c=on @d=on"), (8, "@b=on @c=on"), (4, "@b=on"), (1, "")]
-    assert tuned["route"] == "@b=on @c=on"
+    assert fastest == [scan(tuned["trials"], epsilon) for epsilon in (math.inf, 7.5, 3.5, 0.5)]
 
     weighed = told("epsilon", target)
     assert (
@@ -71,13 +72,22 @@ def test_sixteen_candidates_from_infinity_to_zero(
     )
 
     published = told("publish", target, "--epsilon", "3.5")
-    assert (published["route"], published["counts"]["builds"]) == ("@b=on", 0)
+    assert published["route"] in (fastest[2][1], "") and published["counts"]["builds"] == 0
+    assert published["accuracy"]["loss"] <= 3.5 == published["accuracy"]["tolerance"]
     (state,) = told("status", target)["targets"]
     assert state["state"] == "reselect"
     assert [one["field"] for one in state["changes"]] == ["target.accuracy.tolerance"]
 
     told("report", target, "--output", page)
     with opened(browser, page) as shown:
-        assert shown.locator("#at-route").inner_text() == "@b=on", "it begins at the ε that was published by"
+        now = shown.locator("#at-route")
+        assert now.inner_text() == (fastest[2][1] or "default route"), "it begins at the ε of the publication"
         shown.locator("#epsilon").fill("16")
-        assert shown.locator("#at-route").inner_text() == "@b=on @c=on @d=on"
+        assert now.inner_text() == fastest[0][1]
+
+
+def scan(trials: list[dict[str, Any]], epsilon: float) -> tuple[int, str]:
+    """How many of a run's trials are within ε, and the route of the fastest that was measured to the end."""
+    inside = [one for one in trials if one["loss"] <= epsilon]
+    whole = [one for one in inside if not one["abandoned"]]
+    return len(inside), max(whole, key=lambda one: float(one["speed"]))["route"]
