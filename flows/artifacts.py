@@ -11,14 +11,15 @@ from prefect import runtime
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
+from routetune.tasks.bench import Bench
 from routetune.tasks.report.dial import telling
-from routetune.tasks.report.staircase import Staircase
+from routetune.tasks.report.staircase import Staircase, staircase_of
 from routetune.tasks.report.summary import DEFAULT, headline, markdown
 
 COLUMNS = ("route", "outcome", "speed", "low", "high", "loss", "reason")
 
 
-def leave_artifacts(summary: dict[str, Any], stairs: Staircase) -> None:
+def leave_artifacts(summary: dict[str, Any], bench: Bench) -> None:
     """Show the result in Prefect; a server that is gone by now takes nothing back that is published."""
     name = artifact_name(summary["target"])
     rows = [{column: one[column] for column in COLUMNS} for one in summary["trials"]]
@@ -34,7 +35,7 @@ def leave_artifacts(summary: dict[str, Any], stairs: Staircase) -> None:
     try:
         create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {about}")
         create_markdown_artifact(markdown(summary), key=f"summary-{name}", description=f"Summary of {about}")
-        _leave_frontier(stairs, name, f"ε of {summary['target']}, and the fastest route at each")
+        _leave_frontier(staircase_of(bench), name, f"ε of {summary['target']}, and the fastest route at each")
     except Exception as error:
         warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
 

@@ -15,7 +15,6 @@ from routetune.tasks.canonical import to_float
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.recall import recall_trials
 from routetune.tasks.reference import make_references
-from routetune.tasks.report.staircase import staircase_of
 from routetune.tasks.report.summary import run_summary
 from routetune.tasks.select import select_winner
 from routetune.tasks.store import open_store
@@ -54,8 +53,7 @@ def publish(
         selection = select_winner(bench, trials)
         publication = publish_winner(bench, selection)
         summary = run_summary(bench, publication, f"selected anew at ε = {epsilon}")
-        stairs = staircase_of(bench)
         bench.finish({"generation": publication.reference.generation})
     leave_asset(bench, publication)
-    leave_artifacts(summary, stairs)
+    leave_artifacts(summary, bench)
     return summary

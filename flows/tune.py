@@ -16,7 +16,6 @@ from routetune.tasks.challenge import challenge_published, kept_because
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
-from routetune.tasks.report.staircase import staircase_of
 from routetune.tasks.report.summary import published_summary, run_summary
 from routetune.tasks.reselect import recorded_routes
 from routetune.tasks.select import select_winner
@@ -75,7 +74,6 @@ def tune(
         summary = run_summary(bench, publication, search.ended, search.explanation(), kept_because(selection))
         told = ("generation", "route", "speed", "explanation", "counts")
         bench.finish({name: summary[name] for name in told})
-        stairs = staircase_of(bench)
     leave_asset(bench, publication)
-    leave_artifacts(summary, stairs)
+    leave_artifacts(summary, bench)
     return summary

@@ -45,17 +45,10 @@ def recall_trials(bench: Bench, run: str | None) -> list[Trial]:
     trials = [_recalled(bench, one) for one in found.rows]
     control = next((trial for trial in trials if _was_control(trial)), None)
     if control is not None:
-        control = _with_engine(bench, control)
-        set_control(bench, control)
-        needed = {trial.route.id for trial in contenders_of(bench, control, trials)}
-        trials = [
-            control
-            if trial.route == control.route
-            else _with_engine(bench, trial)
-            if trial.route.id in needed
-            else trial
-            for trial in trials
-        ]
+        duellists = [control, *contenders_of(bench, control, trials)]
+        whole = {trial.route.id: _with_engine(bench, trial) for trial in duellists}
+        trials = [whole.get(trial.route.id, trial) for trial in trials]
+        set_control(bench, whole[control.route.id])
     bench.trials.update({trial.route.id: trial for trial in trials})
     name = bench.subject.target.name
     bench.store.records.append([row(bench.run.id, name, bench.subject.key, trial) for trial in trials])

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from routetune.flows.commands.common import Json, StoreOption, TargetArgument, answer, app
+from routetune.tasks.errors import RoutetuneError
 
 
 def _epsilon(text: str) -> float:
@@ -84,11 +85,15 @@ def publish(
     Exit codes: 0 done, 1 failed or needs build, 2 bad input, 4 no eligible route.
     """
     from routetune.tasks.recorded import recorded
+    from routetune.tasks.status import freshness_of
     from routetune.tasks.store import open_store
     from routetune.tasks.subject import check_inputs, judged_by, open_subject
 
     opened = open_store(store)
     subject = judged_by(open_subject(target), epsilon, metric)
+    state = freshness_of(subject, opened)
+    if state.state == "cannot tell":
+        raise RoutetuneError(f"target {subject.target.name!r}: {state.detail}")
     check_inputs(subject)
     recorded(subject, opened, run, columns=("route",))
     from routetune.flows.run import run_publish

@@ -144,7 +144,8 @@ def steps_shown(document: Document, places: Sequence[Mapping[str, Any]]) -> list
     """
     steps = document.weighed["steps"]
     shown = [
-        _shown(document, step) | {"x": place["x"], "point": place["fastest"], "level": len(steps) - 1 - at}
+        _shown(document, step, _chosen(document, at))
+        | {"x": place["x"], "point": place["fastest"], "level": len(steps) - 1 - at}
         for at, (step, place) in enumerate(zip(steps, places, strict=True))
     ]
     least = number_text(to_float(steps[-1]["epsilon"])) if steps else "∞"
@@ -153,7 +154,22 @@ def steps_shown(document: Document, places: Sequence[Mapping[str, Any]]) -> list
     return [*shown, none | below | {"level": -1, "route": "no route is eligible"}]
 
 
-def _shown(document: Document, step: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(document: Document, at: int) -> str:
+    """What the run itself chose, at the step that its ε falls on: the screening only ranks."""
+    steps = document.stairs.steps
+    above = steps[at - 1].epsilon if at else math.inf
+    if (
+        document.manifest is None
+        or not steps[at].epsilon <= document.epsilon
+        or document.epsilon >= above > 0
+    ):
+        return ""
+    return (
+        f" The duel of the run, at ε = {document.epsilon:g}, chose {document.manifest['route'] or DEFAULT}."
+    )
+
+
+def _shown(document: Document, step: Mapping[str, Any], chosen: str) -> dict[str, Any]:
     if step["fastest"] is None:
         route, speed, loss = "none that may win: given up as too slow, or of another's engine", "", ""
     else:
@@ -167,7 +183,7 @@ def _shown(document: Document, step: Mapping[str, Any]) -> dict[str, Any]:
         "speed": speed,
         "loss": loss,
         "top1": "" if top1 is None else f"{top1:.2%}",
-        "note": _note(document, step),
+        "note": _note(document, step) + chosen,
     }
 
 

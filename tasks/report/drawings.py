@@ -113,6 +113,9 @@ def frontier_picture(stairs: Staircase, epsilon: float, colours: Colours) -> Pic
         lower.set_xlabel(f"ε, bound of {stairs.metric}")
         lower.set_ylim(0, None)
         lower.set_xlim(*scale.ends)
+        for middle in scale.breaks:
+            where: dict[str, Any] = {"transform": lower.get_xaxis_transform(), "ha": "center", "va": "center"}
+            lower.text(middle, 0, "//", color=colours.ink, **where)
         lower.set_xticks([place for place, _ in scale.ticks], [text for _, text in scale.ticks])
         figure.draw_without_rendering()
         places = {

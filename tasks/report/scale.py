@@ -13,7 +13,7 @@ from routetune.tasks.verdicts.thresholds import ABOVE_ZERO
 #: and what matters is within either group.
 LONGEST = 0.5
 #: Ticks at the most, beside those of 0 and infinity.
-TICKS = 6
+TICKS = 7
 
 
 class Scale:
@@ -22,6 +22,7 @@ class Scale:
     Attributes:
         ends: the places of the axis' two ends.
         ticks: places with their labels.
+        breaks: the middles of the gaps that were shortened.
     """
 
     def __init__(self, values: Sequence[float]) -> None:
@@ -34,10 +35,13 @@ class Scale:
         self._infinite = any(value == math.inf for value in values)
         # Room in proportion, since all may lie within a part of a decade.
         self._gap = max(0.12 * places[-1], 0.05)
-        self.ends = (
-            -self._gap * (1.5 if self._zero else 0.5),
-            places[-1] + self._gap * (1.5 if self._infinite else 0.5),
-        )
+        left = 1.5 if self._zero else 0.5
+        self.ends = -self._gap * left, places[-1] + self._gap * 1.5
+        self.breaks = [
+            (places[at] + places[at + 1]) / 2
+            for at, (before, after) in enumerate(pairwise(finite))
+            if after - before > LONGEST
+        ]
         self.ticks = self._ticks()
 
     def place(self, epsilon: float) -> float:
@@ -56,18 +60,21 @@ class Scale:
     def _ticks(self) -> list[tuple[float, str]]:
         first, last = 10 ** self._logs[0], 10 ** self._logs[-1]
         powers = range(math.floor(self._logs[0]), math.ceil(self._logs[-1]) + 1)
-        round_ones = [base * 10.0**power for power in powers for base in (1, 2, 5)]
+        round_ones = [base * 10.0**power for power in powers for base in (1, 1.5, 2, 3, 5, 7)]
         apart = (self.ends[1] - self.ends[0]) / TICKS
         chosen: list[float] = []
         # The ends say the most; then whole decades, then the others, wherever there is room.
         for value in [first, last, *sorted(round_ones, key=lambda value: math.log10(value) % 1 > 1e-9)]:
-            if first <= value <= last and all(
-                abs(self.place(value) - self.place(one)) >= apart for one in chosen
-            ):
+            room = all(abs(self.place(value) - self.place(one)) >= apart for one in chosen)
+            if room and first <= value <= last and not self._in_a_break(value):
                 chosen.append(value)
         found = [(self.place(value), number_text(value)) for value in sorted(chosen)]
         front = [(-self._gap, "0")] if self._zero else []
         return [*front, *found, *([(self.place(math.inf), "∞")] if self._infinite else [])]
+
+    def _in_a_break(self, value: float) -> bool:
+        at = math.log10(value)
+        return any(before < at < after and after - before > LONGEST for before, after in pairwise(self._logs))
 
 
 def number_text(value: float) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.report.page import write_report
 from routetune.tasks.store import Store, open_store
 
+from tests.browser import browser, opened
 from tests.report.planted import crashed, record, sixteen, trial, write_target
 
-BROWSERS = [
-    Path(name) for name in ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
-]
+__all__ = ["browser"]
+
 WIDTHS = {"phone": 390, "desk": 1280}
 #: Text of a model or a library that would be a page of its own, were it not escaped.
 HOSTILE = (
@@ -29,32 +28,6 @@ HOSTILE = (
 @pytest.fixture
 def store(store_folder: Path) -> Store:
     return open_store(store_folder)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    found = next((path for path in BROWSERS if path.exists()), None)
-    if found is None:
-        pytest.skip(f"no Chromium at {', '.join(map(str, BROWSERS))}")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=str(found), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-@contextmanager
-def opened(browser: Any, file: Path, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
-    """The page, in which nothing may be logged or asked of any network."""
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    said: list[str] = []
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: said.append(request.url) if request.url != file.as_uri() else None)
-    page.goto(file.as_uri())
-    yield page
-    page.close()
-    assert not said
 
 
 def written(path: Path, store: Store) -> Path:
