@@ -49,8 +49,7 @@ def serve(
 
     schedule = nightly(cron, timezone)
     require_server()
-    places = [str(target.absolute()) for target in targets]
-    parameters = {"targets": places[0] if len(places) == 1 else places, "store": str(store)}
+    parameters = {"targets": [str(target.absolute()) for target in targets], "store": str(store)}
     runner = Runner(name=name, limit=1, pause_on_shutdown=False)
     deployment = runner.add_flow(
         retune,

@@ -60,7 +60,9 @@ def test_served_and_worker_rebuild_once(site: Site, figures: dict[str, Any]) -> 
     assert len(site.machine.builds) == 2 * before
     [again] = site.ask("watch", site.targets)["environments"]
     assert again["state"] == "unchanged" and again["event"] is None
-    figures["from the driver's change to the first flow code, seconds"] = seconds
+    figures["from the driver's change to the first flow code, seconds"] = {
+        name: round(value, 1) for name, value in seconds.items()
+    }
 
 
 def test_on_postgresql(postgresql: str, tmp_path: Any, figures: dict[str, Any]) -> None:
@@ -77,4 +79,4 @@ def test_on_postgresql(postgresql: str, tmp_path: Any, figures: dict[str, Any]) 
             ended(server, served)
         assert seconds < 30
         assert site.state() == {"a": "fresh"} and len(site.machine.builds) == 2 * before
-    figures["the same, served, on PostgreSQL"] = seconds
+    figures["the same, served, on PostgreSQL"] = round(seconds, 1)
