@@ -2,7 +2,8 @@
 
 pytest -m benchmark tests/benchmarks/search/test_replay.py
 
-ROUTETUNE_BENCHMARK_RUNS sets the seeds (35), ROUTETUNE_BENCHMARK_LANDSCAPES how many synthetic ones (40).
+ROUTETUNE_BENCHMARK_RUNS sets the seeds (35), ROUTETUNE_BENCHMARK_LANDSCAPES how many synthetic ones (40),
+ROUTETUNE_BENCHMARK_BUILDS how many builds each replay has (64).
 Recorded landscapes are the Parquet files in tests/benchmarks/search/landscapes.
 """
 
@@ -26,7 +27,7 @@ RUNS = int(os.environ.get("ROUTETUNE_BENCHMARK_RUNS", replay.SEEDS))
 COUNT = int(os.environ.get("ROUTETUNE_BENCHMARK_LANDSCAPES", "40"))
 #: Landscapes from this seed on were not looked at while the searches were made.
 HELD_OUT = 1000
-BUILDS = 64
+BUILDS = int(os.environ.get("ROUTETUNE_BENCHMARK_BUILDS", replay.BUILDS))
 #: Those that draw nothing are replayed once.
 DRAWS_NOTHING = ("fast", "mixed")
 NAMES = ("auto", "fast", "mixed", "model", "optuna", "racing", "random", "screening")
@@ -73,6 +74,7 @@ def report(landscapes: Sequence[Any], title: str, file: str) -> dict[str, Any]:
         "landscapes": title,
         "count": len(landscapes),
         "seeds": RUNS,
+        "builds": BUILDS,
         "regret_percent": {
             group: {name: summary(table[mask]) for name, table in found.items()}
             for group, mask in groups.items()
