@@ -135,6 +135,7 @@ def test_another_tolerance_is_a_choice_and_not_a_build(target: Path, store: Stor
     assert len(rows) == 4 and all(row["accepted"] and row["cached"] for row in rows)
 
 
+@pytest.mark.slow
 def test_another_metric_is_judged_from_the_same_losses(target: Path, store: Store) -> None:
     found = publish(target, store, 1e-9, "l2").manifest
     assert found["accuracy"]["metric"] == "l2" and found["trials"] == 4
