@@ -18,6 +18,7 @@ from os import PathLike
 from pathlib import Path
 
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import TEXT, read_bounded
 from routetune.tasks.routes.knob import FAMILIES, OPEN, Knob, KnobDatabase, quoted, split_list
 from routetune.tasks.routes.route import Route
 
@@ -117,7 +118,7 @@ def read_expression_file(path: str | PathLike[str]) -> str:
         BadInput: the file cannot be read, is not UTF-8, or holds no token.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_bounded(Path(path), "route file", TEXT).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise BadInput(f"route file {str(path)!r} cannot be read as UTF-8 text: {error}") from error
     lines = (_COMMENT.sub("", line).strip() for line in text.splitlines())
