@@ -85,11 +85,13 @@ def publish(
     """
     from routetune.tasks.recorded import recorded
     from routetune.tasks.store import open_store
+    from routetune.tasks.store.signing import open_signer
     from routetune.tasks.subject import check_inputs, judged_by, open_subject
 
     opened = open_store(store)
     subject = judged_by(open_subject(target), epsilon, metric)
     check_inputs(subject)
+    open_signer(subject.target.publish.sign_key, opened.root)
     recorded(subject, opened, run, columns=("route",))
     from routetune.flows.run import run_publish
 

@@ -26,6 +26,9 @@ _TOKEN = re.compile(r"(?:[^\s\[\]]|\[[^\[\]]*\])+")
 _LIST = re.compile(r"(?P<before>[^\[]*)\[(?P<inside>[^\]]*)\](?P<after>.*)", re.DOTALL)
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
 
+#: Of a glob; the time to match goes with their number.
+_MOST_STARS = 100
+
 Expression = str | Sequence[str]
 
 
@@ -194,6 +197,10 @@ def _glob_terms(token: _Token, database: KnobDatabase, named: set[str]) -> list[
     if token.name[0] not in FAMILIES:
         raise BadInput(
             f"glob {quoted(token.name)} has no family; begin it with -, + or @, as in -{token.name}"
+        )
+    if token.name.count("*") > _MOST_STARS:
+        raise BadInput(
+            f"glob {quoted(token.name)} has more than {_MOST_STARS} stars; name the knobs themselves"
         )
     knobs = database.glob(token.name)
     if not knobs:

@@ -100,9 +100,9 @@ def parse_tokens(text: str) -> dict[str, str]:
     for token in text.split():
         name, equals, value = token.partition("=")
         if not equals or not value or name[:1] not in FAMILIES or len(name) < 2:
-            raise ValueError(f"token {token!r} of the route is not of the form -name=value")
+            raise ValueError(f"token {token!r:.80} of the route is not of the form -name=value")
         if name in route:
-            raise ValueError(f"knob {name} is in the route twice")
+            raise ValueError(f"knob {name:.80} is in the route twice")
         route[name] = value
     return route
 

@@ -26,6 +26,8 @@ SCHEMA = 1
 _LARGE = frozenset({"duel", "excluded", "accuracy", "conditions", "decision", "remarks", "times"})
 #: What every reader of a manifest needs.
 NEEDED = {"bound_to": dict, "options": dict, "route": str}
+#: Far above what anyone publishes.
+_LAST = 10**9
 POINTER, MANIFEST, GENERATIONS = "current.json", "manifest.json", "generations"
 
 
@@ -46,9 +48,10 @@ class Reference:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Reference:
-        return cls(
-            int(content["generation"]), names.digest(content["manifest"]), names.digest(content["engine"])
-        )
+        number = content["generation"]
+        if type(number) is not int or not 1 <= number <= _LAST:
+            raise ValueError(f"{number!r:.80} is not the number of a generation")
+        return cls(number, names.digest(content["manifest"]), names.digest(content["engine"]))
 
 
 @dataclass(frozen=True, slots=True)

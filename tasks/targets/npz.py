@@ -26,6 +26,7 @@ _DAMAGE = (
     RuntimeError,  # also NotImplementedError, RecursionError; zipfile says with it that a file is encrypted
     MemoryError,
     OverflowError,
+    TypeError,  # a shape of True
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,

@@ -116,7 +116,7 @@ def test_openssl_checks_our_signatures_and_we_check_its(store, keys):
 
 
 def forge(store, published, **changes):
-    """Edit a manifest as one who knows the format would: its checksum and the pointer's digest are right again."""
+    """Edit a manifest as one who knows the format would: checksum and pointer are right again."""
     path = published.engine.with_name("manifest.json")
     content = {name: value for name, value in unseal(path.read_bytes()).items() if name != "check"}
     path.chmod(0o644)
