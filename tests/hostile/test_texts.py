@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ from routetune.tasks.routes.expression import parse, parse_partial, parse_route,
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.store import open_store
-from routetune.tasks.store.loader import load_current
-from routetune.tasks.store.manifests import BadPublication
-from routetune.tasks.store.sealed import seal
 from routetune.tasks.targets.schema import load_target, parse_target
 
 from tests.hostile.bounds import fuzzing, refusal, runs, tree
@@ -235,65 +231,6 @@ def test_a_line_of_ten_megabytes_and_a_deep_one_do_not_keep_the_others_from_bein
     found = import_trials(file, None, store)
     assert found["usable"] == 1
     assert sum(map(len, found["problems"])) < 2000
-
-
-MANIFEST = {
-    "bound_to": {"target": {}, "environment": {"device": "cpu", "backend": "onnxruntime"}},
-    "route": "-a=on",
-    "options": {"threads": 1},
-}
-
-
-@runs
-def test_stored_json_that_was_edited_with_all_checksums_put_right(examples: int, tmp_path: Path) -> None:
-    """By one who can write to the store: refused or loaded, never a traceback, never a file outside."""
-    store = open_store(tmp_path / "store")
-    published = store.publications.publish("t", "0" * 16, store.blobs.put_bytes(b"engine"), MANIFEST)
-    manifest, pointer = (
-        published.engine.with_name("manifest.json"),
-        published.engine.parents[2] / "current.json",
-    )
-    manifest.chmod(0o644)
-    originals = {path: path.read_bytes() for path in (manifest, pointer)}
-    outside = tree(tmp_path) - tree(store.root)
-
-    @fuzzing(examples)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        for path, raw in originals.items():
-            path.write_bytes(raw)
-        path = data.draw(st.sampled_from([manifest, pointer]))
-        content = json.loads(originals[path])
-        del content["check"]
-        edited = data.draw(mutations(content))
-        try:
-            path.write_bytes(seal(edited))
-        except (TypeError, AttributeError, UnicodeEncodeError, ValueError):
-            return  # nothing that the format can hold
-        if path == manifest:  # as `forge` would: the pointer knows the edited file
-            now = json.loads(originals[pointer]) | {
-                "manifest": hashlib.sha256(manifest.read_bytes()).hexdigest()
-            }
-            del now["check"]
-            pointer.write_bytes(seal(now))
-        refusal(lambda: load_current(store.root, "t"))
-        refusal(lambda: load_current(store.root, "t", today=MANIFEST["bound_to"]["environment"]))  # type: ignore[index]
-        refusal(lambda: store.publications.verify("t", "0" * 16))
-
-    check()
-    assert tree(tmp_path) - tree(store.root) == outside
-
-
-def test_stored_json_that_is_deep_is_damage(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store")
-    published = store.publications.publish("t", "0" * 16, store.blobs.put_bytes(b"engine"), MANIFEST)
-    body = b'{"a":' + b"[" * 10**5
-    raw = b'{"check":"' + hashlib.sha256(body).hexdigest().encode() + b'",' + body[1:]
-    for path in (published.engine.with_name("manifest.json"), published.engine.parents[2] / "current.json"):
-        path.chmod(0o644)
-        path.write_bytes(raw)
-        with pytest.raises(BadPublication):
-            load_current(store.root, "t")
 
 
 def test_route_files_are_texts_of_a_sensible_size(tmp_path: Path) -> None:
