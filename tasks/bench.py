@@ -23,6 +23,7 @@ from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.store.locks import BusyDevice, device_lock, making
 from routetune.tasks.store.runs import Run
+from routetune.tasks.store.signing import open_signer
 from routetune.tasks.subject import Subject, knobs_of, open_subject, resolve
 from routetune.tasks.targets import gpu
 from routetune.tasks.targets.schema import Target, load_target
@@ -249,6 +250,8 @@ def open_bench(
     """
     with ExitStack() as stack:
         target = load_target(path)
+        if purpose is None:
+            open_signer(target.publish.sign_key, store.root)  # refused now, not when all is measured
         stack.enter_context(_device(target, resolve(target)[1], patience))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
         _refuse_unknown(subject)

@@ -14,6 +14,7 @@ from routetune.tasks.report.timing import measured_times, run_remarks
 from routetune.tasks.select import CONTROL, Selection
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication
+from routetune.tasks.store.signing import open_signer
 from routetune.tasks.targets.environment import conditions
 from routetune.tasks.trial import Trial
 
@@ -23,19 +24,23 @@ def publish_winner(bench: Bench, selection: Selection) -> Publication:
     """Make the winner's engine the current one of the target in this environment.
 
     The bytes are those that were checked and timed: the blob of the trial, never a new build. What is
-    published already, and stays, is left alone.
+    published already, and stays, is left alone; it is only signed, where there is a key to sign with.
     """
+    target = bench.subject.target
+    signer = open_signer(target.publish.sign_key, bench.store.root)
     if selection.kept is not None:
+        if signer is not None:
+            signer.sign(selection.kept)
         return selection.kept
     engine = selection.winner.engine
     assert engine is not None
-    target = bench.subject.target
     publication: Publication = bench.store.publications.publish(
         target.name,
         bench.subject.key,
         engine["digest"],
         manifest(bench, selection),
         keep=target.publish.keep,
+        signer=signer,
     )
     return publication
 

@@ -7,7 +7,7 @@ parameters those of its ONNX Runtime backend (triton-inference-server/onnxruntim
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from routetune.tasks.store.files import (
     write_atomically,
 )
 from routetune.tasks.store.loader import Published
+from routetune.tasks.store.signing import KeySource
 from routetune.tasks.targets.model import TensorInfo, signature
 
 CONFIG = "config.pbtxt"
@@ -71,10 +72,15 @@ _CUDA = frozenset(
 
 
 def exported(
-    what: Path, root: Path | str | None, folder: Path, name: str | None = None, strict: bool = False
+    what: Path,
+    root: Path | str | None,
+    folder: Path,
+    name: str | None = None,
+    strict: bool = False,
+    require_signature: Sequence[KeySource] | None = None,
 ) -> dict[str, Any]:
     """Export the engine for a target file or name; see `service.find` and `export`."""
-    published, subject = find(what, root, strict)
+    published, subject = find(what, root, strict, require_signature)
     warn_if_stale(published)
     if published.manifest["backend"] == "onnxruntime":
         # Of the engine itself: a route may have fixed dimensions that the model leaves open.

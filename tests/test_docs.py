@@ -193,6 +193,7 @@ BOUND = {
     "schema": None,
     "name": None,
     "publish.keep": None,
+    "publish.sign_key": None,
     "backend": "environment.backend",
     "engine.device": "environment.device",
     "profiles[].weight": "target.timing.profile",

@@ -87,6 +87,7 @@ def publish(
     from routetune.tasks.recorded import recorded
     from routetune.tasks.status import freshness_of
     from routetune.tasks.store import open_store
+    from routetune.tasks.store.signing import open_signer
     from routetune.tasks.subject import check_inputs, judged_by, open_subject
 
     opened = open_store(store)
@@ -95,6 +96,7 @@ def publish(
     if state.state == "cannot tell":
         raise RoutetuneError(f"target {subject.target.name!r}: {state.detail}")
     check_inputs(subject)
+    open_signer(subject.target.publish.sign_key, opened.root)
     recorded(subject, opened, run, columns=("route",))
     from routetune.flows.run import run_publish
 

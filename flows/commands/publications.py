@@ -16,6 +16,13 @@ Strict = Annotated[
     typer.Option("--strict", help="Refuse an engine that is stale in anything, even if it would run."),
 ]
 
+PublicKeys = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--public-key", help="Refuse what is not signed by this key, a PEM file; or by another, if repeated."
+    ),
+]
+
 
 @app.command()
 def show(target: TargetArgument, store: StoreOption = None, as_json: Json = False) -> None:
@@ -27,12 +34,17 @@ def show(target: TargetArgument, store: StoreOption = None, as_json: Json = Fals
 
 
 @app.command()
-def verify(target: TargetArgument, store: StoreOption = None, as_json: Json = False) -> None:
+def verify(
+    target: TargetArgument,
+    public_key: PublicKeys = None,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
     """Check every byte of what is published for a target against its manifest. Exit 1 on any difference."""
     from routetune.tasks.report.answers import verification
     from routetune.tasks.store import open_store
 
-    found = verification(target, open_store(store, write=False))
+    found = verification(target, open_store(store, write=False), public_key)
     answer(found, as_json, "verification")
     if found["problems"]:
         raise typer.Exit(1)
@@ -48,14 +60,20 @@ def rollback(target: TargetArgument, store: StoreOption = None, as_json: Json = 
 
 
 @app.command()
-def path(target: Served, strict: Strict = False, store: StoreOption = None, as_json: Json = False) -> None:
+def path(
+    target: Served,
+    strict: Strict = False,
+    public_key: PublicKeys = None,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
     """Print the engine file that a service on this machine should load, every byte of it checked.
 
     An engine for another kind of device is refused; one that is merely stale is printed, with a warning.
     """
     from routetune.tasks.service import located
 
-    answer(located(target, store, strict), as_json, "serving:engine_path")
+    answer(located(target, store, strict, public_key), as_json, "serving:engine_path")
 
 
 @app.command()
@@ -66,13 +84,14 @@ def export(
         str | None, typer.Option("--model-name", help="Its name there. [default: the target's]")
     ] = None,
     strict: Strict = False,
+    public_key: PublicKeys = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
     """Export what is published into a Triton model repository; its version is the generation's number."""
     from routetune.tasks.triton import exported
 
-    answer(exported(target, store, triton, model_name, strict), as_json, "serving:exported")
+    answer(exported(target, store, triton, model_name, strict, public_key), as_json, "serving:exported")
 
 
 @app.command()

@@ -29,6 +29,7 @@ def tune(
     """
     from routetune.tasks.status import freshness_of
     from routetune.tasks.store import open_store
+    from routetune.tasks.store.signing import open_signer
     from routetune.tasks.subject import check_inputs, open_subject
 
     opened = open_store(store)
@@ -43,6 +44,7 @@ def tune(
         answer(published_summary(state), as_json, "run_summary")
         return
     check_inputs(subject)
+    open_signer(subject.target.publish.sign_key, opened.root)
     from routetune.flows.run import run_tune
 
     answer(

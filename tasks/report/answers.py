@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from routetune.tasks.routes.space import open_space
 from routetune.tasks.search import expand, open_search
 from routetune.tasks.status import freshness_of
 from routetune.tasks.store import Store
+from routetune.tasks.store.signing import public_keys
 from routetune.tasks.subject import open_subject
 from routetune.tasks.targets.schema import load_target
 
@@ -108,13 +110,17 @@ def rolled_back(path: Path, store: Store) -> dict[str, Any]:
     return published(publication) | {"state": f"rolled back to generation {publication.reference.generation}"}
 
 
-def verification(path: Path, store: Store) -> dict[str, Any]:
-    """Every difference between what is published for a target and its manifests; reads every byte."""
+def verification(path: Path, store: Store, public: Sequence[Path] | None = None) -> dict[str, Any]:
+    """Every difference between what is published for a target and its manifests; reads every byte.
+
+    With `public`, files of public keys, each manifest must be signed by one of them.
+    """
+    trusted = () if public is None else public_keys(public)
     subject = open_subject(path)
     keys = store.publications.environments(subject.target.name)
     if not keys:
         raise BadInput(f"nothing is published for target {subject.target.name!r} in {store.root}")
-    problems = {key: store.publications.verify(subject.target.name, key) for key in keys}
+    problems = {key: store.publications.verify(subject.target.name, key, trusted) for key in keys}
     return {
         "target": subject.target.name,
         "environments": keys,

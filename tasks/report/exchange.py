@@ -11,6 +11,7 @@ from typing import Any
 from routetune.tasks.canonical import to_float
 from routetune.tasks.engines.base import open_backend
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import LOG, read_bounded
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.tuning_log import LoggedTrial, dump_log, parse_log, parse_tokens
 from routetune.tasks.store import Store
@@ -32,7 +33,7 @@ def import_trials(file: Path, target_file: Path | None, store: Store) -> dict[st
         BadInput: the file cannot be read, or nothing in it can be used.
     """
     try:
-        log = parse_log(file.read_bytes().decode())
+        log = parse_log(read_bounded(file, "tuning log", LOG).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"tuning log {file} cannot be read: {error}") from error
     if not log.trials:

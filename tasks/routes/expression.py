@@ -18,12 +18,16 @@ from os import PathLike
 from pathlib import Path
 
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import TEXT, read_bounded
 from routetune.tasks.routes.knob import FAMILIES, OPEN, Knob, KnobDatabase, quoted, split_list
 from routetune.tasks.routes.route import Route
 
 _TOKEN = re.compile(r"(?:[^\s\[\]]|\[[^\[\]]*\])+")
 _LIST = re.compile(r"(?P<before>[^\[]*)\[(?P<inside>[^\]]*)\](?P<after>.*)", re.DOTALL)
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
+
+#: Of a glob; the time to match goes with their number.
+_MOST_STARS = 100
 
 Expression = str | Sequence[str]
 
@@ -117,7 +121,7 @@ def read_expression_file(path: str | PathLike[str]) -> str:
         BadInput: the file cannot be read, is not UTF-8, or holds no token.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_bounded(Path(path), "route file", TEXT).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise BadInput(f"route file {str(path)!r} cannot be read as UTF-8 text: {error}") from error
     lines = (_COMMENT.sub("", line).strip() for line in text.splitlines())
@@ -193,6 +197,10 @@ def _glob_terms(token: _Token, database: KnobDatabase, named: set[str]) -> list[
     if token.name[0] not in FAMILIES:
         raise BadInput(
             f"glob {quoted(token.name)} has no family; begin it with -, + or @, as in -{token.name}"
+        )
+    if token.name.count("*") > _MOST_STARS:
+        raise BadInput(
+            f"glob {quoted(token.name)} has more than {_MOST_STARS} stars; name the knobs themselves"
         )
     knobs = database.glob(token.name)
     if not knobs:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from routetune.tasks.canonical import number
+from routetune.tasks.canonical import dumps, number
 from routetune.tasks.routes.knob import FAMILIES
 
 
@@ -66,7 +67,7 @@ def parse_log(text: str) -> TuningLog:
     header: dict[str, Any] = {}
     trials: dict[Any, LoggedTrial] = {}
     problems: list[str] = []
-    for index, line in enumerate(text.splitlines(), start=1):
+    for index, line in enumerate(text.split("\n"), start=1):  # strings may hold other ends of lines
         if not line.strip():
             continue
         try:
@@ -74,14 +75,15 @@ def parse_log(text: str) -> TuningLog:
             if not isinstance(content, dict):
                 raise ValueError(f"expected an object, found {type(content).__name__}")
             if "build_route" not in content and not trials and not header:
-                header = json.loads(line, parse_constant=str)  # NaN is no JSON, and would be kept as it is
+                header = _header(line)
                 continue
             trial, doubts = _trial(content)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, TypeError) as error:
             problems.append(f"line {index}: {error}")
             continue
         problems += [f"line {index}: {doubt}" for doubt in doubts]
-        trials[content.get("iter", f"line {index}")] = trial
+        iteration = content.get("iter")
+        trials[iteration if isinstance(iteration, int | str) else f"line {index}"] = trial
     return TuningLog(header, tuple(trials.values()), tuple(problems))
 
 
@@ -98,9 +100,9 @@ def parse_tokens(text: str) -> dict[str, str]:
     for token in text.split():
         name, equals, value = token.partition("=")
         if not equals or not value or name[:1] not in FAMILIES or len(name) < 2:
-            raise ValueError(f"token {token!r} of the route is not of the form -name=value")
+            raise ValueError(f"token {token!r:.80} of the route is not of the form -name=value")
         if name in route:
-            raise ValueError(f"knob {name} is in the route twice")
+            raise ValueError(f"knob {name:.80} is in the route twice")
         route[name] = value
     return route
 
@@ -108,7 +110,7 @@ def parse_tokens(text: str) -> dict[str, str]:
 def _trial(content: Mapping[str, Any]) -> tuple[LoggedTrial, list[str]]:
     route = content.get("build_route")
     if not isinstance(route, str):
-        raise ValueError(f'"build_route" must be a string, found {route!r}')
+        raise ValueError(f'"build_route" must be a string, found {route!r:.80}')
     doubts: list[str] = []
     milliseconds = _time(content.get("gpu_time"), doubts)
     losses = _losses(content.get("accuracy_loss"), doubts)
@@ -120,13 +122,35 @@ def _trial(content: Mapping[str, Any]) -> tuple[LoggedTrial, list[str]]:
     return LoggedTrial(parse_tokens(route), milliseconds, crashed, str(error), losses), doubts
 
 
+def _header(line: str) -> dict[str, Any]:
+    """The first line. What strict JSON has no number for (NaN, 1e999) is kept as it is written.
+
+    Raises:
+        TypeError: it is nested too deeply to be kept.
+    """
+    header: dict[str, Any] = json.loads(line, parse_constant=str, parse_float=_finite)
+    dumps(header)
+    return header
+
+
+def _finite(text: str) -> float | str:
+    return value if math.isfinite(value := float(text)) else text
+
+
 def _time(value: Any, doubts: list[str]) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        doubts.append(f'"gpu_time" {value!r} is no time in milliseconds; the route counts as not timed')
+    if not _is_number(value) or not 0 < value < math.inf:
+        doubts.append(f'"gpu_time" {value!r:.80} is no time in milliseconds; the route counts as not timed')
         return None
     return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that a float can hold; JSON's whole numbers have no bound."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max
 
 
 def _losses(value: Any, doubts: list[str]) -> dict[str, float]:
@@ -135,8 +159,10 @@ def _losses(value: Any, doubts: list[str]) -> dict[str, float]:
     given = value if isinstance(value, Mapping) else {"": value}
     losses = {}
     for name, loss in given.items():
-        if isinstance(loss, bool) or not isinstance(loss, int | float):
-            doubts.append(f'"accuracy_loss" of {name or "all outputs"!r} is {loss!r}, no number; left out')
+        if not _is_number(loss):
+            doubts.append(
+                f'"accuracy_loss" of {name or "all outputs"!r} is {loss!r:.80}, no number; left out'
+            )
         else:
             losses[str(name)] = float(loss)
     return losses

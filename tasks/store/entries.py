@@ -117,7 +117,16 @@ class Entries:
             raise Damaged("the key in it is not the one asked for")
         if not isinstance(key, dict) or not isinstance(sizes, list) or "value" not in content:
             raise Damaged("it lacks a key, a value or its list of blobs")
+        if not all(map(_names_a_blob, sizes)):
+            raise Damaged("its list of blobs does not hold digests and sizes")
         for digest, size in sizes:
             if not self.blobs.has(digest, size):
                 raise Damaged(f"its blob {digest} is gone or does not have {size} bytes")
         return Entry(key, content["value"], tuple(digest for digest, _ in sizes), path)
+
+
+def _names_a_blob(pair: object) -> bool:
+    """Whether it is a digest and a size, as `put` writes them."""
+    if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) is not int:
+        return False
+    return names.is_digest(pair[0])

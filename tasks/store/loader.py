@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import manifests, store_root
 from routetune.tasks.store.manifests import BadPublication, Publication
+from routetune.tasks.store.signing import KeySource, PublicKey, Untrusted, check_signature, public_keys
 from routetune.tasks.targets.changes import Change, compare
 
 #: Fields of the environment that an engine cannot do without; any other difference makes it merely stale.
@@ -47,6 +48,7 @@ def load_current(
     today: Mapping[str, Any] | None = None,
     *,
     strict: bool = False,
+    require_signature: Iterable[KeySource] | None = None,
 ) -> Published:
     """The engine that is published for a target. Nothing is written, so the store may be read-only.
 
@@ -57,19 +59,23 @@ def load_current(
         today: fields of this machine's environment as `targets.environment.observe` gives them. Another kind
             of device or another version of the backend is refused; other differences are served, as stale.
         strict: refuse every difference; needs `today`.
+        require_signature: public keys, as PEM files or PEM texts in bytes. The manifest must be signed by
+            one, and nothing in it is believed before; None asks for no signature.
 
     Raises:
         BadInput: nothing is published, several are (the message names them), or a newer routetune wrote it.
         BadPublication: a published file was changed or is gone; the message names it, with both digests.
+        Untrusted: it is not signed by such a key, or is not what was signed.
         Refused: `today` is too different.
     """
     if strict and today is None:
         raise BadInput("strict loading compares environments: give today's, as environment.observe tells it")
+    keys = None if require_signature is None else public_keys(require_signature)
     place = store_root(root)
     while True:
         pointers = _pointers(place, target)
         try:
-            return _load(place, target, environment, today, strict)
+            return _load(place, target, environment, today, strict, keys)
         except BadPublication:
             # Between our look at a pointer and at what it names, a publisher may have retired just that.
             if _pointers(place, target) == pointers:
@@ -102,13 +108,33 @@ def _pointers(root: Path, target: str) -> list[tuple[str, int, int]]:
     return found
 
 
+def trusted(
+    root: Path, target: str, environment: str, keys: Sequence[PublicKey] | None
+) -> Publication | None:
+    """What is published there, or None; with `keys` only when it is signed by one of them.
+
+    Raises:
+        BadPublication, BadInput: as `manifests.current`.
+        Untrusted: it is not signed by any of `keys`.
+    """
+    found = manifests.current(root, manifests.home(root, target, environment))
+    if found is not None and keys is not None:
+        check_signature(found, keys)
+    return found
+
+
 def _load(
-    place: Path, target: str, environment: str | None, today: Mapping[str, Any] | None, strict: bool
+    place: Path,
+    target: str,
+    environment: str | None,
+    today: Mapping[str, Any] | None,
+    strict: bool,
+    keys: Sequence[PublicKey] | None,
 ) -> Published:
     if environment is None:
-        publication = _choose(place, target, today)
+        publication = _choose(place, target, today, keys)
     else:
-        found = manifests.current(place, manifests.home(place, target, environment))
+        found = trusted(place, target, environment, keys)
         if found is None:
             raise BadInput(
                 f"target {target!r} is not published in environment {environment} of store {place}; "
@@ -121,12 +147,14 @@ def _load(
     return Published(path, dict(manifest["options"]), manifest, stale)
 
 
-def _choose(root: Path, target: str, today: Mapping[str, Any] | None) -> Publication:
+def _choose(
+    root: Path, target: str, today: Mapping[str, Any] | None, keys: Sequence[PublicKey] | None
+) -> Publication:
     found: list[Publication] = []
     broken: RoutetuneError | None = None
     for key in manifests.environments(root, target):
         try:
-            publication = manifests.current(root, manifests.home(root, target, key))
+            publication = trusted(root, target, key, keys)
         except RoutetuneError as error:
             broken = error
             continue
@@ -190,4 +218,4 @@ def _label(publication: Publication) -> str:
     return f"{publication.manifest['environment_key']} ({device}, published {when})"
 
 
-__all__ = ["BadPublication", "Published", "Refused", "has_moved", "load_current"]
+__all__ = ["BadPublication", "Published", "Refused", "Untrusted", "has_moved", "load_current", "trusted"]

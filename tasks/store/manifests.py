@@ -8,6 +8,7 @@ Generations never change once they have their number. `current.json` names the o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,16 @@ from typing import Any
 from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import hash_file, refuse_way_out, write_atomically
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.store.sealed import Damaged, parse_sealed, read_sealed, seal
 from routetune.tasks.targets.memo import Memo, no_memo
 
 SCHEMA = 1
 #: Parts of a manifest that no look at many targets needs.
 _LARGE = frozenset({"duel", "excluded", "accuracy", "conditions", "decision", "remarks", "times"})
+#: What every reader of a manifest needs.
+NEEDED = {"bound_to": dict, "options": dict, "route": str}
+#: Far above what anyone publishes.
+_LAST = 10**9
 POINTER, MANIFEST, GENERATIONS = "current.json", "manifest.json", "generations"
 
 
@@ -43,9 +48,10 @@ class Reference:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Reference:
-        return cls(
-            int(content["generation"]), names.digest(content["manifest"]), names.digest(content["engine"])
-        )
+        number = content["generation"]
+        if type(number) is not int or not 1 <= number <= _LAST:
+            raise ValueError(f"{number!r:.80} is not the number of a generation")
+        return cls(number, names.digest(content["manifest"]), names.digest(content["engine"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ def read_pointer(place: Path) -> Pointer | None:
         content = read_sealed(path, SCHEMA, "pointer")
         history = tuple(Reference.from_json(past) for past in content["history"])
         return Pointer(None if content["generation"] is None else Reference.from_json(content), history)
-    except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
+    except (Damaged, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadPublication(
             f"{path} is damaged ({error}), so it does not say which generation is current: publish again, or "
             "roll back to the last good one"
@@ -150,6 +156,7 @@ def read_publication(
         found, manifest = memo("manifest", path, partial(_read_manifest, path, memo is no_memo))
         if expected is not None and found != expected:
             raise Damaged(f"published with SHA-256 {expected}, now it has {found}")
+        _check_content(manifest, place, generation)
         engine = path.with_name(names.file(manifest["engine"]["file"]))
         digest = names.digest(manifest["engine"]["digest"])
         return Publication(manifest, Reference(generation, found, digest), engine)
@@ -160,10 +167,25 @@ def read_publication(
 
 
 def _read_manifest(path: Path, whole: bool) -> tuple[tuple[str, dict[str, Any]], list[Path]]:
-    found = hash_file(path)
+    raw = path.read_bytes()  # once, so that what is parsed is what the digest was taken of
+    found = hashlib.sha256(raw).hexdigest()
     # Before the digest: a manifest of a newer schema was not damaged, it is only not for us.
-    manifest = read_sealed(path, SCHEMA, "manifest")
+    manifest = parse_sealed(raw, path, SCHEMA, "manifest")
     return (found, manifest if whole else {k: v for k, v in manifest.items() if k not in _LARGE}), [path]
+
+
+def _check_content(manifest: Mapping[str, Any], place: Path, generation: int) -> None:
+    """Raise Damaged unless the manifest has what every reader needs, and belongs where it lies."""
+    for name, kind in NEEDED.items():
+        if not isinstance(manifest.get(name), kind):
+            raise Damaged(f"its {name!r} is not a {kind.__name__}")
+    if not isinstance(manifest["bound_to"].get("environment"), dict):
+        raise Damaged("its 'bound_to' does not hold the dict 'environment'")
+    found = [manifest.get(name) for name in ("target", "environment_key", "generation")]
+    if found != [place.parent.name, place.name, generation]:
+        raise Damaged(
+            f"it is that of generation {found[2]!r} of target {found[0]!r} in environment {found[1]!r}"
+        )
 
 
 def check_engine(root: Path, path: Path, expected: str) -> Path:

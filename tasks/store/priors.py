@@ -19,6 +19,8 @@ from routetune.tasks.store.files import set_aside, write_atomically
 from routetune.tasks.store.sealed import Damaged, seal, unseal
 
 SCHEMA = 1
+#: What reading a file raises that is of another form than `add` writes.
+_OTHER_FORMS = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 #: What is kept of a log's first line; the rest is about files and arguments of the machine it comes from.
 HEADER = ("tuner_version", "accuracy_algorithm", "accuracy_parameter", "searching_algorithm", "tuning_expr")
 
@@ -66,22 +68,27 @@ class Priors:
         return sorted(usable, key=lambda found: found[1].milliseconds or 0.0)
 
     def _trials(self, target: str) -> list[tuple[str, LoggedTrial]]:
-        return [
-            (str(content["source"]), _from_json(trial))
-            for content in self._contents()
-            if content["target"] in (None, target)
-            for trial in content["trials"]
-        ]
+        return [pair for wanted, pairs in self._contents() if wanted in (None, target) for pair in pairs]
 
-    def _contents(self) -> Iterator[dict[str, Any]]:
+    def _contents(self) -> Iterator[tuple[str | None, list[tuple[str, LoggedTrial]]]]:
+        """Of each file the target that it is for, and its trials with the name of what was imported."""
         for path in sorted(self.folder.glob("*.json")):
             try:
                 content = unseal(path.read_bytes())
                 if content.get("schema") == SCHEMA:
-                    yield content
+                    source = str(content["source"])
+                    yield content["target"], [(source, _from_json(trial)) for trial in content["trials"]]
             except FileNotFoundError:
                 continue
-            except (Damaged, OSError) as damage:
+            except (
+                Damaged,
+                OSError,
+                KeyError,
+                TypeError,
+                ValueError,
+                AttributeError,
+                OverflowError,
+            ) as damage:
                 set_aside(self.root, path, f"damaged priors: {damage}")
 
 
@@ -98,9 +105,10 @@ def _to_json(trial: LoggedTrial) -> dict[str, Any]:
 
 def _from_json(content: Mapping[str, Any]) -> LoggedTrial:
     losses = {name: to_float(loss) for name, loss in content["losses"].items()}
+    milliseconds = content["milliseconds"]
     return LoggedTrial(
-        dict(content["route"]),
-        content["milliseconds"],
+        {str(name): str(value) for name, value in content["route"]},
+        None if milliseconds is None else to_float(milliseconds),
         content["crashed"],
         content["error"],
         losses,

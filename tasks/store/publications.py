@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,10 +31,9 @@ from routetune.tasks.store.locks import making
 from routetune.tasks.store.manifests import BadPublication, Pointer, Publication, Reference
 from routetune.tasks.store.retention import retire
 from routetune.tasks.store.sealed import seal
+from routetune.tasks.store.signing import PublicKey, Signer, check_signature
 from routetune.tasks.targets.memo import Memo, no_memo
 
-# What `load_current` needs of every manifest.
-_NEEDED = {"bound_to": dict, "options": dict, "route": str}
 _OURS = ("check", "schema", "target", "environment_key", "generation", "published_at", "engine")
 
 
@@ -54,6 +53,7 @@ class Draft:
     folder: Path = Path()
     size: int = 0
     published: Publication | None = None
+    signer: Signer | None = None
 
 
 def _prepare(draft: Draft) -> None:
@@ -113,6 +113,12 @@ def _verify(draft: Draft) -> None:
     draft.published = found
 
 
+def _sign(draft: Draft) -> None:
+    if draft.signer is not None:
+        assert draft.published is not None
+        draft.signer.sign(draft.published)
+
+
 def _switch(draft: Draft) -> None:
     assert draft.published is not None
     past = (*draft.pointer.history, *([draft.pointer.current] if draft.pointer.current else []))
@@ -126,6 +132,7 @@ STEPS: tuple[Callable[[Draft], None], ...] = (
     _write_manifest,
     _settle,
     _verify,
+    _sign,
     _switch,
 )
 
@@ -145,6 +152,7 @@ class Publications:
         manifest: Mapping[str, Any],
         file_name: str = "engine.onnx",
         keep: int | None = None,
+        signer: Signer | None = None,
     ) -> Publication:
         """Make an engine the current one of a target in an environment.
 
@@ -154,6 +162,7 @@ class Publications:
                 "route"; schema, target, environment_key, generation, published_at and engine are added.
             file_name: name of the engine file, for runtimes that go by the suffix.
             keep: generations that stay on the disk, see `retention.retire`; None keeps all.
+            signer: whose signature lies beside the manifest before it becomes the current one.
 
         Raises:
             Missing: the engine is not in the store, or was damaged. What was current stays so.
@@ -164,6 +173,7 @@ class Publications:
             raise BadInput(f"an engine file cannot be called {file_name!r}: the manifest is")
         place = manifests.home(self.root, target, environment)
         draft = Draft(self.blobs, target, environment, names.digest(engine), manifest, file_name, place)
+        draft.signer = signer
         with making(self.root, _lock(target, environment), f"publishing {target}"):
             try:
                 for step in STEPS:
@@ -225,10 +235,10 @@ class Publications:
                     found.append(manifests.read_publication(self.root, place, past.generation, past.manifest))
         return sorted(found, key=lambda one: str(one.manifest["published_at"]), reverse=True)
 
-    def verify(self, target: str, environment: str) -> list[str]:
+    def verify(self, target: str, environment: str, keys: Sequence[PublicKey] = ()) -> list[str]:
         """One sentence for each file of a publication, current or earlier, that is not what was published.
 
-        Every byte is read. An empty list means that all is well.
+        Every byte is read. An empty list means that all is well. With `keys`, each must be signed by one.
 
         Raises:
             BadInput: nothing is published there.
@@ -237,10 +247,10 @@ class Publications:
         try:
             pointer = manifests.read_pointer(place)
         except RoutetuneError as error:
-            return [str(error), *self._seals(place)]
+            return [str(error), *self._seals(place, keys)]
         if pointer is None or not pointer.newest_first:
             raise _nothing(target, environment)
-        return [problem for past in pointer.newest_first for problem in self._problems(place, past)]
+        return [problem for past in pointer.newest_first for problem in self._problems(place, past, keys)]
 
     def rollback(self, target: str, environment: str) -> Publication:
         """Go back to the latest earlier generation that is whole; those that are not are warned of.
@@ -274,10 +284,12 @@ class Publications:
             return None
         return manifests.read_publication(self.root, place, past.generation, past.manifest)
 
-    def _problems(self, place: Path, past: Reference) -> list[str]:
+    def _problems(self, place: Path, past: Reference, keys: Sequence[PublicKey] = ()) -> list[str]:
         problems = []
         try:
-            manifests.read_publication(self.root, place, past.generation, past.manifest)
+            found = manifests.read_publication(self.root, place, past.generation, past.manifest)
+            if keys:
+                check_signature(found, keys)
         except RoutetuneError as error:
             problems.append(str(error))
         # The engine beside a bad manifest is still judged: the pointer has its digest too.
@@ -289,13 +301,15 @@ class Publications:
             problems.append(str(error))
         return problems
 
-    def _seals(self, place: Path) -> list[str]:
+    def _seals(self, place: Path, keys: Sequence[PublicKey]) -> list[str]:
         """Problems of all generations on the disk, when no pointer says what they should be."""
         problems = []
         for number in manifests.numbers(place):
             try:
                 found = manifests.read_publication(self.root, place, number, None)
                 manifests.check_engine(self.root, found.engine, found.reference.engine)
+                if keys:
+                    check_signature(found, keys)
             except RoutetuneError as error:
                 problems.append(str(error))
         return problems
@@ -333,12 +347,12 @@ def _readable(root: Path, place: Path) -> tuple[Reference, ...]:
 
 
 def _engine_in(folder: Path) -> Path:
-    files = [path for path in folder.glob("*") if path.name != manifests.MANIFEST]
+    files = [path for path in folder.glob("*") if path.name != manifests.MANIFEST and path.suffix != ".sig"]
     return files[0] if len(files) == 1 else folder / "engine"
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:
-    for name, kind in _NEEDED.items():
+    for name, kind in manifests.NEEDED.items():
         if not isinstance(manifest.get(name), kind):
             raise BadInput(f"manifest: {name!r} must be a {kind.__name__}, found {manifest.get(name)!r}")
     if not isinstance(manifest["bound_to"].get("environment"), dict):

@@ -225,6 +225,7 @@ class Runs:
             content = read_sealed(path, SCHEMA, "run")
             content.pop("schema")
             record = RunRecord(**content)
+            _check_parts(record)
             if record.id != path.stem or not record.starts:
                 raise Damaged("it is not the run that its name says")
             return record
@@ -233,6 +234,20 @@ class Runs:
         except (Damaged, TypeError) as damage:
             set_aside(self.root, path, f"damaged run: {damage}")
             return None
+
+
+def _check_parts(record: RunRecord) -> None:
+    """Raise Damaged where a part is not what `write` writes."""
+    dicts: list[Any] = [record.bound_to, record.summary]
+    starts: Any = record.starts
+    if not isinstance(starts, list) or not all(isinstance(part, dict) for part in [*dicts, *starts]):
+        raise Damaged("its parts are not tables")
+    try:
+        for start in starts:
+            datetime.fromisoformat(start.get("at", ""))
+        _ = record.device_seconds if starts else None  # the difference of both times
+    except (TypeError, ValueError) as error:
+        raise Damaged(f"it does not say when it was started or ended: {error}") from error
 
 
 def _now() -> str:

@@ -55,7 +55,7 @@ def unseal(raw: bytes) -> dict[str, Any]:
         raise Damaged(f"the checksum in it is {expected.decode('ascii', 'replace')}, its text gives {found}")
     try:
         content: dict[str, Any] = json.loads(body, parse_constant=_refuse)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"the file is not strict JSON: {error}") from error
     return content
 
@@ -69,11 +69,21 @@ def read_sealed(path: Path, schema: int, what: str) -> dict[str, Any]:
         BadInput: a newer routetune wrote it.
     """
     try:
-        content = unseal(path.read_bytes())
+        raw = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise Damaged(f"it cannot be read: {error.strerror}") from error
+    return parse_sealed(raw, path, schema, what)
+
+
+def parse_sealed(raw: bytes, path: Path, schema: int, what: str) -> dict[str, Any]:
+    """As `read_sealed`, of the bytes that `path` was found to hold.
+
+    Raises:
+        Damaged, BadInput: as `read_sealed`.
+    """
+    content = unseal(raw)
     found = content.get("schema")
     if type(found) is not int or found < 1:
         raise Damaged(f"its schema is {found!r}, not a number from 1 to {schema}")

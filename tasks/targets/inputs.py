@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 from routetune.tasks import canonical
 from routetune.tasks.arrays import arrays_digest
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import check_fits
 from routetune.tasks.targets.memo import Memo, no_memo
 from routetune.tasks.targets.npz import as_bits, read_npz
 from routetune.tasks.targets.problems import nearest
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from routetune.tasks.targets.schema import Target
 
 Array = np.ndarray[Any, Any]
+#: NumPy's own limit.
+_MOST_DIMENSIONS = 64
 Role = Literal["user", "seeded", "probe"]
 
 
@@ -89,8 +93,11 @@ def seeded_arrays(
     """Values of these shapes for every input, drawn for the set of this name.
 
     Raises:
-        BadInput: a range of the target's does not fit an input's type, or goes beyond a table.
+        BadInput: a range of the target's does not fit an input's type, or goes beyond a table; or an input is
+            larger than what fits into memory.
     """
+    for tensor in model.inputs.values():
+        _check_size(shapes[tensor.name], tensor, target)
     arrays = {
         tensor.name: seeded_array(tensor, shapes[tensor.name], name, target, model.indices.get(tensor.name))
         for tensor in model.inputs.values()
@@ -183,6 +190,15 @@ def _unfit(shapes: dict[str, tuple[int, ...]], model: ModelInfo) -> str:
     if len(reasons) == 1:
         return reasons[0]
     return f"it fits none of the {len(reasons)} profiles: of profile 0, {reasons[0]}"
+
+
+def _check_size(shape: tuple[int, ...], tensor: TensorInfo, target: Target) -> None:
+    where = f"{target.path}: input {tensor.name!r} of shape {list(shape)}"
+    if len(shape) > _MOST_DIMENSIONS:
+        raise BadInput(f"{where} has {len(shape)} dimensions; arrays have up to {_MOST_DIMENSIONS}")
+    # Drawn as float64, then converted. NumPy counts a dimension of 0 as 1 when it looks whether all fits.
+    elements = math.prod(size or 1 for size in shape)
+    check_fits(elements * (8 + np.dtype(tensor.dtype).itemsize), where)
 
 
 def _check_indices(arrays: Mapping[str, Array], model: ModelInfo, where: str) -> None:

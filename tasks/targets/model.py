@@ -19,6 +19,7 @@ from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import complete_profiles
 from routetune.tasks.targets.rules import check_accuracy_rules
 from routetune.tasks.targets.sidecars import check_sidecars
+from routetune.tasks.targets.wiring import check_wiring
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -114,6 +115,7 @@ def _intake(path: Path, plugins: bool, grouping: str) -> tuple[dict[str, Any], l
     model = read_model(path)
     sidecars = check_sidecars(model, path)
     check_operators(model, path, plugins)
+    check_wiring(model, path)
     files = [path, *sorted({sidecar.file for sidecar in sidecars})]
     return {
         "inputs": {name: [one.dtype, one.shape] for name, one in _inputs(model, path).items()},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import check_regular
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -37,9 +39,26 @@ def read_model(path: Path) -> ModelProto:
             f"model {path} is of ONNX IR version {model.ir_version}, but onnx {onnx.__version__} "
             f"reads versions up to {onnx.IR_VERSION}; install a newer onnx, or export for an older version"
         )
+    if name := _unreadable_name(model):
+        raise BadInput(f"model {path} holds the text {name!r}, which is not UTF-8; export it again")
     if not model.graph.output:
         raise BadInput(f"model {path} has no outputs, so there is nothing to check or time")
     return model
+
+
+def _unreadable_name(message: Any) -> bytes | None:
+    """The first text in a protobuf message that is not UTF-8; protobuf hands such out as bytes."""
+    for field, value in message.ListFields():
+        several = value if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
+        if field.type == field.TYPE_STRING:
+            for text in several:
+                if isinstance(text, bytes):
+                    return text
+        elif field.message_type is not None:
+            for part in several:
+                if (found := _unreadable_name(part)) is not None:
+                    return found
+    return None
 
 
 def _read(path: Path) -> bytes:
@@ -48,7 +67,7 @@ def _read(path: Path) -> bytes:
             raise BadInput(f"model {path} is a broken link to {path.readlink()}")
         if path.is_dir():
             raise BadInput(f"model {path} is a folder; name the .onnx file in it")
-        size = path.stat().st_size
+        size = check_regular(path, "model")
         if size > _LARGEST:
             raise BadInput(f"model {path} has {size} bytes, but ONNX files end at 2 GiB; use a sidecar")
         data = path.read_bytes()

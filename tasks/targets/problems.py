@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+#: How many problems of one file are told.
+_MOST = 20
 _RULES = {
     "tuple_type": "must be a list",
     "dict_type": "must be a table",
@@ -26,10 +28,12 @@ _RULES = {
 
 def explain(errors: Iterable[Mapping[str, Any]], path: Path, root: type[BaseModel]) -> str:
     """One message on all `errors` of the file at `path`: each field, the value found and what is allowed."""
-    lines = [_sentence(error, root) for error in errors]
-    if len(lines) == 1:
+    found = list(errors)
+    lines = [_sentence(error, root) for error in found[:_MOST]]
+    if len(found) == 1:
         return f"{path}: {lines[0]}"
-    return "\n".join([f"{path} has {len(lines)} problems:", *(f"  {line}" for line in lines)])
+    more = [f"  and {len(found) - _MOST} more"] if len(found) > _MOST else []
+    return "\n".join([f"{path} has {len(found)} problems:", *(f"  {line}" for line in lines), *more])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -40,7 +44,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _sentence(error: Mapping[str, Any], root: type[BaseModel]) -> str:
     place: Sequence[str | int] = error["loc"]
-    field = ".".join(str(part) for part in place)
+    field = ".".join(_cut(str(part)) for part in place)
     kind = error["type"]
     if kind == "missing":
         return f"{field} is missing; it is required"
@@ -74,6 +78,10 @@ def _shown(value: Any, width: int = 80) -> str:
         text = "a number of more than 77 digits"
     else:
         text = str(value)
+    return _cut(text, width)
+
+
+def _cut(text: str, width: int = 100) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import json
 from collections.abc import Mapping
 from functools import partial
@@ -19,8 +18,9 @@ import numpy as np
 from routetune.tasks import canonical
 from routetune.tasks.arrays import Array, arrays_digest
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import check_fits, check_regular
 from routetune.tasks.targets.memo import Memo, no_memo
-from routetune.tasks.targets.npz import as_bits, read_npz
+from routetune.tasks.targets.npz import as_bits, read_npy, read_npz
 from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.sidecars import file_digest
 
@@ -49,6 +49,7 @@ def saved_digest(reference: Reference, memo: Memo = no_memo) -> list[str] | None
 def _digest(path: Path) -> tuple[str, list[Path]]:
     if path.suffix == ".npz":
         return arrays_digest(read_npz(path, "saved outputs")), [path]
+    check_regular(path, "saved outputs")
     return file_digest(path), [path]
 
 
@@ -128,6 +129,8 @@ def _polygraphy(path: Path) -> list[Outputs]:
     """The outputs of each iteration in a file of Polygraphy's RunResults."""
     how = "save them with 'polygraphy run MODEL --onnxrt --save-outputs FILE.json'"
     try:
+        size = check_regular(path, "saved outputs")
+        check_fits(4 * size, f"saved outputs {path}, unpacked,")  # bytes, text, the parsed text, the arrays
         content = json.loads(path.read_bytes())
         if content["polygraphy_class"] != "RunResults":
             raise BadInput(f"saved outputs {path} hold Polygraphy's {content['polygraphy_class']}; {how}")
@@ -138,14 +141,16 @@ def _polygraphy(path: Path) -> list[Outputs]:
                 "of one"
             )
         [iterations] = runs.values()
-        return [{str(name): _array(value) for name, value in one["outputs"].items()} for one in iterations]
+        return [
+            {str(name): _array(value, path) for name, value in one["outputs"].items()} for one in iterations
+        ]
     except FileNotFoundError:
         raise BadInput(f"saved outputs {path} do not exist") from None
     except (OSError, KeyError, TypeError, ValueError, AttributeError, EOFError, RecursionError) as error:
         raise BadInput(f"saved outputs {path} are not Polygraphy's RunResults ({error!r}); {how}") from None
 
 
-def _array(value: Mapping[str, Any]) -> Array:
+def _array(value: Mapping[str, Any], path: Path) -> Array:
     """An array as Polygraphy writes it: npy bytes in base64, perhaps inside a LazyArray."""
     if value["polygraphy_class"] == "LazyArray":
         value = value["values"]
@@ -158,8 +163,7 @@ def _array(value: Mapping[str, Any]) -> Array:
         raw = base64.b64decode(value["array"], validate=True)
     except binascii.Error as error:
         raise ValueError(f"an array is not base64: {error}") from None
-    array: Array = np.load(io.BytesIO(raw), allow_pickle=False)
-    return array
+    return read_npy(raw, f"saved outputs {path}: an array")
 
 
 def digest_of(outputs: Mapping[str, Outputs]) -> str:

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import TEXT, read_bounded
 from routetune.tasks.targets.fields import CLASS, NotNegative, Positive, Share, Text, number
 from routetune.tasks.targets.fields import Section as _Section
 from routetune.tasks.targets.judging import Accuracy
@@ -29,6 +30,9 @@ from routetune.tasks.targets.quantization import Quantization
 SOURCES = ("onnxruntime", "default-route")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LARGEST = 2**63 - 1
+_KEY = r"""(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[A-Za-z0-9_-]++)"""
+#: A key of more than 64 parts: the parser's time goes with the square of their number.
+_MANY_PARTS = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_KEY}[ \t]*+\.[ \t]*+){{64}}", re.MULTILINE)
 
 
 def _path(value: Any, info: ValidationInfo) -> Path:
@@ -224,9 +228,11 @@ class Timing(_Section):
 
 
 class Publish(_Section):
-    """What becomes of publications: `keep` generations of each stay on the disk, at least two."""
+    """What becomes of publications: `keep` generations of each stay on the disk, at least two; manifests are
+    signed with the private key in the file `sign_key`."""
 
     keep: Annotated[int, Field(ge=1, le=1_000_000)] = 5
+    sign_key: ConfigPath | None = None
 
 
 class EngineSettings(_Section):
@@ -356,7 +362,7 @@ def load_target(path: str | Path) -> Target:
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bounded(path, "target file", TEXT).decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"target file {path} does not exist") from None
     except IsADirectoryError:
@@ -365,6 +371,8 @@ def load_target(path: str | Path) -> Target:
         raise BadInput(f"target file {path} is not TOML: byte {error.start} is not UTF-8") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"target file {path} cannot be read: {error}") from None
+    if _MANY_PARTS.search(text):
+        raise BadInput(f"target file {path} is nested too deeply")
     try:
         data = tomllib.loads(text)
     except RecursionError:

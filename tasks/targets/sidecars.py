@@ -128,12 +128,28 @@ def read_sidecar(tensor: TensorProto, model: Path) -> Sidecar:
 
 
 def check_sidecars(model: ModelProto, path: Path) -> list[Sidecar]:
-    """The sidecars of every external tensor, all there and of the right size.
+    """The sidecars of every external tensor, all there and of the right size; so is what is in the file.
 
     Raises:
         BadInput: on the first tensor of which this is not so, as `read_sidecar`.
     """
-    return [read_sidecar(tensor, path) for tensor in tensors(model) if is_external(tensor)]
+    found = []
+    for tensor in tensors(model):
+        if is_external(tensor):
+            found.append(read_sidecar(tensor, path))
+        elif tensor.HasField("raw_data"):
+            _check_raw(tensor, f"model {path}: tensor {tensor.name or '(unnamed)'!r}")
+    return found
+
+
+def _check_raw(tensor: TensorProto, where: str) -> None:
+    """Refuse raw data of another size than the shape says: a library might believe the shape."""
+    needed, found = raw_size(tensor, where), len(tensor.raw_data)
+    if found != needed:
+        raise BadInput(
+            f"{where} of shape {list(tensor.dims)} needs {needed} bytes, but the model holds {found} for it; "
+            "export it again"
+        )
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -152,7 +168,7 @@ def raw_size(tensor: TensorProto, where: str) -> int:
     known = {number: name for name, number in TensorProto.DataType.items()}
     kind = known.get(tensor.data_type, "UNDEFINED")
     if kind in ("UNDEFINED", "STRING") or any(size < 0 for size in tensor.dims):
-        raise BadInput(f"{where} of type {kind} and shape {list(tensor.dims)} cannot have external data")
+        raise BadInput(f"{where} of type {kind} and shape {list(tensor.dims)} cannot be held as raw bytes")
     bits: int = _PACKED_BITS.get(kind) or 8 * tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     elements: int = math.prod(tensor.dims)
     return -(-elements * bits // 8)
