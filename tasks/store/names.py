@@ -18,6 +18,11 @@ def digest(text: str) -> str:
     return _matching(_DIGEST, text, "digest", "64 lower-case hex digits")
 
 
+def is_digest(text: str) -> bool:
+    """Whether `text` is a digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def environment(text: str) -> str:
     """`text`, when it is an environment key. Raises BadInput otherwise."""
     return _matching(_ENVIRONMENT, text, "environment key", "8 to 64 lower-case hex digits")
