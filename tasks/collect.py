@@ -98,7 +98,7 @@ def pins_of(store: Store) -> dict[str, str]:
     # The latest run of each place, since what was published before is beaten on none of them.
     for run in _latest(runs):
         rows = store.records.read(run.id, columns=_COLUMNS).to_pylist()
-        within = run.bound_to["target"].get("timing", {}).get("finalists", Timing().finalists)
+        within = run.bound_to.get("target", {}).get("timing", {}).get("finalists", Timing().finalists)
         pins |= dict.fromkeys(frontier_engines(rows, within), "frontier")
         pins |= dict.fromkeys(_controls(rows), "control")
     folder = store.root / "publications"

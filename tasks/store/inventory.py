@@ -16,6 +16,8 @@ from routetune.tasks.store.sealed import Damaged, body, unseal
 
 #: Enough of an entry to see whether it names blobs at all; raw samples behind that are not read.
 _HEAD = 256
+#: Parts that have been seen when the rest is; locks come and go, and hold nothing.
+_LOOKED_AT = ("entries", "blobs", "scratch", "set-aside", "locks")
 
 
 @dataclass(slots=True)
@@ -33,11 +35,10 @@ class File:
 
     def remove(self) -> None:
         """Delete it; links are not followed, and what is gone already is no error."""
-        path = Path(self.path)
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        try:
+            Path(self.path).unlink(missing_ok=True)
+        except IsADirectoryError:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def name(self) -> str:
@@ -107,7 +108,7 @@ def take_inventory(root: Path) -> Inventory:
     found.scratch += _things(root / "scratch")
     found.set_aside += _things(root / "set-aside")
     for thing in _scanned(root):
-        if thing.name in ("entries", "blobs", "scratch", "set-aside"):
+        if thing.name in _LOOKED_AT:
             continue
         if thing.is_dir(follow_symlinks=False) and not thing.name.startswith(UNFINISHED):
             found.rest += sum(file.size for file in _files(Path(thing.path), found.unfinished))
