@@ -68,8 +68,9 @@ loads = 1
 def test_soak(tmp_path: Path, prefect_url: str) -> None:
     trials = runs(TRIALS)
     started = time.monotonic()
-    rows = list(_watched(_tuning(tmp_path, trials), tmp_path / "store"))
+    rows = list(_watched(_tuning(tmp_path, trials), tmp_path / "store", trials))
     told = json.loads((tmp_path / "answer.json").read_text())
+    growth, end = _growth(rows)
     assert told["counts"]["trials"] == trials
     found = {
         "command": COMMAND,
@@ -79,7 +80,8 @@ def test_soak(tmp_path: Path, prefect_url: str) -> None:
         "seconds": round(time.monotonic() - started),
         "trials": trials,
         "workers": len({row["worker"] for row in rows if row["worker"]}),
-        "growth per 1000 trials": _growth(rows),
+        "growth per 1000 trials": growth,
+        "mib of duel, records and report in the end": end,
         "samples": [{key: value for key, value in row.items() if key != "worker"} for row in _thinned(rows)],
     }
     if trials == TRIALS:
@@ -88,7 +90,6 @@ def test_soak(tmp_path: Path, prefect_url: str) -> None:
     print(json.dumps({name: value for name, value in found.items() if name != "samples"}, indent=1))
     if trials < 500:
         return  # too short to tell a slope
-    growth = found["growth per 1000 trials"]
     # Far above what was measured: what one trial leaves behind is nothing like its raw samples.
     assert growth["run_mib"] < 40 and growth["worker_mib"] < 40
     assert abs(growth["run_files"]) < 2 and abs(growth["worker_files"]) < 2
@@ -112,17 +113,19 @@ def _tuning(place: Path, trials: int) -> subprocess.Popen[str]:
         )
 
 
-def _watched(popen: subprocess.Popen[str], store: Path) -> Iterator[dict[str, Any]]:
+def _watched(popen: subprocess.Popen[str], store: Path, trials: int) -> Iterator[dict[str, Any]]:
     """What the run and its worker hold, twice a second, until the run ends well."""
     process, counted = psutil.Process(popen.pid), {}
     while popen.poll() is None:
-        for part in store.glob("records/*/part-*"):
+        parts = list(store.glob("records/*/part-*"))
+        for part in parts:
             if part not in counted:
                 counted[part] = pq.read_metadata(part).num_rows
         try:
             worker = next((one for one in process.children() if "child" in " ".join(one.cmdline())), None)
             yield {
-                "trials": sum(counted.values()),
+                # In the end they are merged: for a moment the rows are there twice.
+                "trials": min(sum(counted[part] for part in parts), trials),
                 **_held("run", process),
                 **_held("worker", worker),
                 "worker": worker and worker.pid,
@@ -140,12 +143,13 @@ def _held(who: str, process: psutil.Process | None) -> dict[str, Any]:
     return {f"{who}_mib": round(memory / 2**20, 1), f"{who}_files": process.num_fds()}
 
 
-def _growth(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Slopes by least squares, without the first tenth and the end, where everything is loaded at once.
+def _growth(rows: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
+    """Slopes by least squares, without the first tenth and the end; and what the end takes, MiB.
 
     Of the worker: the median over its processes, each with a hundred trials behind it at least.
     """
     last = max(row["trials"] for row in rows)
+    ended = [row["run_mib"] for row in rows if row["trials"] == last]
     steady = [row for row in rows if last / 10 <= row["trials"] < last]
     found = {name: _slope(steady, name) for name in ("run_mib", "run_files")}
     alive = [row for row in steady if row["worker"]]
@@ -153,7 +157,7 @@ def _growth(rows: list[dict[str, Any]]) -> dict[str, float]:
     lives = [life[len(life) // 4 :] for life in lives if life[-1]["trials"] - life[0]["trials"] >= 100]
     for name in ("worker_mib", "worker_files"):
         found[name] = median([_slope(life, name) for life in lives]) if lives else 0.0
-    return {name: round(1000 * slope, 2) for name, slope in found.items()}
+    return {name: round(1000 * slope, 2) for name, slope in found.items()}, round(max(ended) - ended[0], 1)
 
 
 def _slope(rows: list[dict[str, Any]], name: str) -> float:
