@@ -61,7 +61,7 @@ def _collected(store: Store, max_size: int | None, max_age: float | None, dry_ru
     found = take_inventory(store.root)
     before = found.bytes
     collector = Collector(store.root, found, pins.keys(), since, dry_run)
-    collector.clear_leftovers(now, {run.id for run in live})
+    collector.clear_leftovers(now, store.runs)
     collector.clear_useless()
     if max_age is not None:
         collector.clear_older(now - max_age * _DAY)
@@ -116,8 +116,8 @@ def _published(store: Store, target: str, environment: str) -> dict[str, str]:
         return {}
     if current is None:
         return {}
-    rows = store.records.read(current.manifest.get("run"), columns=_COLUMNS).to_pylist()
-    control = current.manifest.get("control")
+    run, control = current.manifest.get("run"), current.manifest.get("control")
+    rows = store.records.read(run, columns=("route", "engine")).to_pylist() if run else []
     beside = [row["engine"] for row in rows if row["route"] == control and row["engine"]]
     return dict.fromkeys(beside, "control") | {current.reference.engine: "published"}
 

@@ -107,8 +107,8 @@ def copy_hashed(source: Path, target: Path, mode: int = 0o666) -> str:
 def mark_used(path: Path) -> None:
     """Move the time of `path` to now. Raises FileNotFoundError: it is gone.
 
-    Where that is not allowed, on a read-only store or a file of another user's, nothing happens: such a file
-    cannot be kept from being collected, nor do we collect it.
+    Where that is not allowed nothing happens: a read-only store is not collected, and one that several users
+    write to tells use only by the files' owners.
     """
     try:
         os.utime(path, follow_symlinks=False)

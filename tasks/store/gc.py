@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from routetune.tasks.store.inventory import File, Inventory, Kept
 from routetune.tasks.store.locks import clearing
+from routetune.tasks.store.runs import Runs
 
 #: Seconds for which what was used stays, whoever used it: longer than the way from a blob to the entry that
 #: names it, and than clocks of hosts that share a store differ.
@@ -79,22 +80,27 @@ class Collector:
         self._engines = {kept.engine for kept in found.entries if kept.engine}
         self._gone: set[int] = set()
 
-    def clear_leftovers(self, now: float, live: Set[str]) -> None:
+    def clear_leftovers(self, now: float, runs: Runs) -> None:
         """Delete what killed processes left, and damaged files that lay aside long enough.
 
         Args:
             now: seconds since the epoch.
-            live: ids of the runs under way, whose working folders stay.
+            runs: they tell whose working folders are left.
         """
-        scratch = [file for file in self.found.scratch if file.name not in live]
         for kind, files, age in (
             ("unfinished", self.found.unfinished, LEFT_OVER),
-            ("scratch", scratch, LEFT_OVER),
             ("set_aside", self.found.set_aside, LOOKED_AT),
         ):
             for file in files:
                 if file.used < now - age:
                     self._remove(file, kind)
+        live = {run.id for run in runs.live()}
+        for folder in self.found.scratch:
+            if folder.used < now - LEFT_OVER and folder.name not in live:
+                # A run that was killed long ago may be gone on with at this moment, in this folder.
+                with nullcontext(True) if self.dry_run else runs.left(folder.name) as left:
+                    if left:
+                        self._remove(folder, "scratch")
 
     def clear_useless(self) -> None:
         """Delete entries whose blobs are gone, which nobody can use, and blobs that no entry names."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -185,6 +186,23 @@ class Runs:
         """The runs that a process works on right now. Raises as `list`."""
         running = (record for record in self.list() if record.status == RUNNING)
         return tuple(record for record in running if is_held(self._lock(record.target, record.bound_to)))
+
+    @contextmanager
+    def left(self, run: str) -> Iterator[bool]:
+        """Whether nobody works on a run, or it is none; if so, nobody begins to before the context ends."""
+        record = self._read(self._path(run)) if names.is_run(run) else None
+        if record is None:
+            yield True
+            return
+        try:
+            lock = self._hold(record.target, record.bound_to, 0.0)
+        except RunInProgress:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
 
     def get(self, run: str) -> RunRecord:
         """One run. Raises BadInput when there is no such run, or it is damaged."""

@@ -104,14 +104,15 @@ def test_leftovers_and_what_nobody_can_use(store):
         path.parent.mkdir(exist_ok=True)
         path.mkdir() if path.parent.name == "records" else path.write_bytes(b"half")
     (left[1] / "engine").write_bytes(b"half")
-    live, dead, damaged = (store.root / name for name in ("scratch/live", "scratch/dead", "set-aside/x"))
+    run = store.runs.open("digits", {"target": {}})
+    live, dead, damaged = (store.root / name for name in (f"scratch/{run.id}", "scratch/dead", "set-aside/x"))
     for path in (live, dead, damaged.parent):
         path.mkdir(parents=True)
     damaged.write_bytes(b"?")
     collect.collect(store.root)
     assert store.blobs.has(unnamed) and all(path.exists() for path in [*left, damaged, dead]), "all young"
     age(store.root)
-    for path in (left[1], dead):
+    for path in (left[1], dead, live):
         os.utime(path, (1, 1))
     before = state(store.root)
     found = collect.collect(store.root, dry_run=True)
@@ -120,6 +121,8 @@ def test_leftovers_and_what_nobody_can_use(store):
     files = {kind: tally["files"] for kind, tally in found["collected"].items()}
     assert files == {"engines": 0, "blobs": 1, "entries": 1, "unfinished": 3, "set_aside": 1, "scratch": 1}
     assert whole(store) == {"a"} and live.exists() and not any(p.exists() for p in [*left, damaged, dead])
+    run.finish("interrupted")
+    assert collect.collect(store.root)["collected"]["scratch"]["files"] == 1 and not live.exists()
 
 
 @pytest.mark.parametrize("use", ["verified", "put again", "named by a new entry", "entry used"])
