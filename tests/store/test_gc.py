@@ -236,9 +236,10 @@ from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import stage_key
 warnings.simplefilter("error")
 store, name = open_store(sys.argv[1]), sys.argv[2]
+print("ready", flush=True)
 sys.stdin.readline()
 with store.runs.open(name, {"seed": name}):
-    used, names = [], random.Random(name).sample(range(90), 60)
+    used, names = [], random.Random(name).sample(range(45), 30)
     for number in names:
         key = stage_key("build", code="0" * 64, route=str(number))
         try:
@@ -246,7 +247,7 @@ with store.runs.open(name, {"seed": name}):
             blobs = [store.blobs.verified(blob) for blob in entry.blobs]
             store.entries.use(entry)
         except (AttributeError, Missing):
-            blob = store.blobs.put_bytes(str(number % 30).encode() * 1000)
+            blob = store.blobs.put_bytes(str(number % 15).encode() * 1000)
             entry = store.entries.put(key, {"engine": {"digest": blob}}, [blob])
         used.append(entry.blobs[0])
     time.sleep(0.1)
@@ -258,9 +259,10 @@ COLLECTOR = """
 import sys
 from routetune.tasks import collect
 collect.GRACE = 0.05  # of a clock whose ticks are some milliseconds; what protects is the runs' start
+print("ready", flush=True)
 sys.stdin.readline()
 gone = 0
-for _ in range(25):
+for _ in range(12):
     found = collect.collect(sys.argv[1], max_size=0)
     gone += found["collected"]["engines"]["files"]
 print(gone)
@@ -270,8 +272,8 @@ print(gone)
 def test_processes_lose_nothing_that_they_use_while_others_are_collected(store):
     gone = 0
     for turn in range(2):
-        for number in range(90):
-            build(store, str(number), str(number % 30).encode() * 1000)  # three names for each engine
+        for number in range(45):
+            build(store, str(number), str(number % 15).encode() * 1000)  # three names for each engine
         age(store.root)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         users = [
@@ -279,10 +281,11 @@ def test_processes_lose_nothing_that_they_use_while_others_are_collected(store):
             for n in range(2)
         ]
         collector = subprocess.Popen([sys.executable, "-c", COLLECTOR, str(store.root)], **pipes)
-        for process in (*users, collector):
+        assert [process.stdout.readline() for process in (*users, collector)] == ["ready\n"] * 3
+        for process in (collector, *users):
             process.stdin.write("go\n")
             process.stdin.flush()
-        assert [process.communicate(timeout=60)[0] for process in users] == ["60\n", "60\n"]
+        assert [process.communicate(timeout=60)[0] for process in users] == ["30\n", "30\n"]
         gone += int(collector.communicate(timeout=60)[0])
         assert collector.returncode == 0
         whole(store)
