@@ -135,7 +135,11 @@ class Bench:
         except Missing as missing:
             warnings.warn(f"{missing}; making it anew", stacklevel=2)
             return None
-        return None if entry is None else entry.value
+        if entry is None:
+            return None
+        self.store.entries.use(entry)
+        value: dict[str, Any] = entry.value
+        return value
 
     def step(self, function: str, arguments: dict[str, Any], measuring: float = 0.0) -> Any:
         """Run a step in the worker; its output goes to the trial's log.

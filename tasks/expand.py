@@ -24,6 +24,7 @@ from routetune.tasks.store.keys import code_digest
 from routetune.tasks.store.records import row
 from routetune.tasks.targets.likeness import signature
 from routetune.tasks.targets.places import names_places
+from routetune.tasks.timing import without_samples
 from routetune.tasks.trial import Trial
 
 #: Work per batch, seconds: long enough that the cost of a Prefect task per stage is lost in it.
@@ -114,6 +115,9 @@ class Campaign:
         worked = [[s for step, s in t.seconds.items() if step not in t.cached] for t in trials]
         self._all_cached = not any(worked)
         self._timed += [sum(s) for t, s in zip(trials, worked, strict=True) if s and t.timing is not None]
+        # Recorded, so that the raw samples are in the store: nothing later needs more than their figures.
+        trials = [without_samples(trial) for trial in trials]
+        bench.trials.update((trial.route.id, trial) for trial in trials)
         self.strategy.tell(trials)
 
     def explanation(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from routetune.tasks.routes.tuning_log import parse_tokens
 from routetune.tasks.select import contenders_of
 from routetune.tasks.stage import stage
 from routetune.tasks.store.records import row
-from routetune.tasks.timing import set_control
+from routetune.tasks.timing import set_control, without_samples
 from routetune.tasks.trial import Failure, Outcome, Trial
 from routetune.tasks.verdicts.thresholds import dial_of, threshold
 
@@ -49,9 +49,10 @@ def recall_trials(bench: Bench, run: str | None) -> list[Trial]:
         whole = {trial.route.id: _with_engine(bench, trial) for trial in duellists}
         trials = [whole.get(trial.route.id, trial) for trial in trials]
         set_control(bench, whole[control.route.id])
-    bench.trials.update({trial.route.id: trial for trial in trials})
     name = bench.subject.target.name
     bench.store.records.append([row(bench.run.id, name, bench.subject.key, trial) for trial in trials])
+    trials = [without_samples(trial) for trial in trials]
+    bench.trials.update({trial.route.id: trial for trial in trials})
     return trials
 
 

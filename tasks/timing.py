@@ -12,7 +12,7 @@ from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.accuracy import is_finite
-from routetune.tasks.verdicts.rounds import PATIENCE, estimate_from
+from routetune.tasks.verdicts.rounds import PATIENCE, estimate_from, figures_from
 
 #: A candidate this many times slower than the best eligible one is abandoned: no noise makes up for it.
 HOPELESS = 3.0
@@ -53,6 +53,13 @@ def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
         high=estimate.high,
         abandoned=bool(rounds["abandoned"]),
     )
+
+
+def without_samples(trial: Trial) -> Trial:
+    """The trial with the figures of its raw rounds in their place: thousands of them fill the memory."""
+    if trial.timing is None:
+        return trial
+    return replace(trial, timing=None, figures=figures_from(trial.timing))
 
 
 def _timed(bench: Bench, trial: Trial) -> Trial:

@@ -57,7 +57,8 @@ class Trial:
         loss: the deciding loss under the target's metric, or None.
         speed: control time / candidate time (1.0 = as fast as the default route), or None when not timed.
         low, high: confidence bounds of `speed`.
-        timing: raw rounds as plain JSON, or None.
+        timing: raw rounds as plain JSON, or None; once recorded they are let go.
+        figures: what the raw rounds tell (`rounds.figures_from`), kept in their place.
         abandoned: timing was cut short since the candidate was hopelessly slow.
         failure: set when a step gave no result.
         accepted: the accuracy verdict, None before it is given.
@@ -75,6 +76,7 @@ class Trial:
     low: float | None = None
     high: float | None = None
     timing: dict[str, Any] | None = None
+    figures: dict[str, Any] | None = None
     abandoned: bool = False
     failure: Failure | None = None
     accepted: bool | None = None

@@ -19,6 +19,7 @@ import typer
 from pydantic import BaseModel
 from routetune.data import folder
 from routetune.flows.cli import app
+from routetune.tasks.collect import collect
 from routetune.tasks.engines.base import BuildOrder, open_backend
 from routetune.tasks.publish import manifest
 from routetune.tasks.report.metrics import exposition, measured
@@ -237,6 +238,17 @@ def test_the_report_of_a_retune_and_the_metrics(tmp_path: Path) -> None:
     text = exposition(measured([state], night.store)).decode()
     families = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert {name for cells in rows(page, "metric") for name in named(cells)} == families
+
+
+def test_the_answer_of_a_collection(tmp_path: Path) -> None:
+    open_store(tmp_path / "store")
+    answer = collect(tmp_path / "store")
+    told = {name for cells in rows(DOCS / "store.md", "field of the answer") for name in named(cells)}
+    assert told == set(answer)
+    (kinds,) = (
+        cells[1] for cells in rows(DOCS / "store.md", "field of the answer") if "collected" in cells[0]
+    )
+    assert set(re.findall(r"`(\w+)`", kinds)) == {*answer["collected"], "files", "bytes"}
 
 
 def test_the_loads_that_a_duel_needs() -> None:

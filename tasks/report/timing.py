@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def trial_figures(trial: Trial) -> dict[str, Any]:
     """Percentiles of a trial and of the control beside it, in nanoseconds, and remarks; None if not timed."""
-    if trial.timing is None:
+    found = _figures(trial)
+    if found is None:
         return {"times": None, "remarks": []}
-    found = figures_from(trial.timing)
     times = {side: found[side] for side in ("candidate", "control")}
     return {"times": times, "remarks": found["remarks"]}
 
@@ -33,8 +33,8 @@ def measured_times(
         times = duel_figures(loads)["times"]
         return {"winner": times.get(str(winner.route), times[control]), "control": times[control]}
     for trial in trials:
-        if trial.timing is not None and (found := figures_from(trial.timing)["control"])["calls"]:
-            return {"winner": found, "control": found}
+        if (one := _figures(trial)) and one["control"]["calls"]:
+            return {"winner": one["control"], "control": one["control"]}
     return {}
 
 
@@ -44,7 +44,7 @@ def run_remarks(loads: Sequence[Mapping[str, Any]], trials: Sequence[Trial]) -> 
     remarks = [f"duel: {remark}" for remark in found["remarks"]]
     if found["dropped"]:
         remarks.append(f"duel: {found['dropped']} disturbed loads were dropped, others took their place")
-    screened = [figures_from(trial.timing) for trial in trials if trial.timing is not None]
+    screened = [one for trial in trials if (one := _figures(trial)) is not None]
     for name, what in (("busy", "on a busy machine"), ("drifting", "while times drifted")):
         if count := sum(one[name] for one in screened):
             remarks.append(f"screening: {count} of {len(screened)} candidates were timed {what}")
@@ -57,6 +57,10 @@ def run_remarks(loads: Sequence[Mapping[str, Any]], trials: Sequence[Trial]) -> 
 def times_text(times: Mapping[str, Any], streams: int = 1) -> str:
     """One line: the percentiles of the winner and the control; with several streams, inferences a second."""
     return "; ".join(f"{side} {_side_text(found, streams)}" for side, found in times.items())
+
+
+def _figures(trial: Trial) -> dict[str, Any] | None:
+    return trial.figures if trial.timing is None else figures_from(trial.timing)
 
 
 def _side_text(found: Mapping[str, int], streams: int) -> str:

@@ -13,12 +13,14 @@ from routetune.tasks.store.files import (
     copy_hashed,
     hash_file,
     make_folder,
+    mark_used,
     refuse_way_out,
     set_aside,
     sync_folder,
     unfinished,
     write_atomically,
 )
+from routetune.tasks.store.locks import using
 
 # Nobody writes to a blob again; a library told to write its output there shall fail.
 _READ_ONLY = 0o444
@@ -58,7 +60,8 @@ class Blobs:
         """Keep `data`; returns its digest."""
         digest = hashlib.sha256(data).hexdigest()
         if not self._is_kept(digest):
-            write_atomically(self.path(digest), data, _READ_ONLY)
+            with using(self.root):
+                write_atomically(self.path(digest), data, _READ_ONLY)
         return digest
 
     def put_file(self, source: Path, *, move: bool = False) -> str:
@@ -81,7 +84,9 @@ class Blobs:
             if not self._is_kept(digest):
                 path = self.path(digest)
                 make_folder(path.parent)
-                temporary.replace(path)
+                os.utime(temporary)  # a moved file may be old
+                with using(self.root):
+                    temporary.replace(path)
                 sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
@@ -90,7 +95,7 @@ class Blobs:
         return digest
 
     def verified(self, digest: str) -> Path:
-        """The path of the blob, its bytes read and found right.
+        """The path of the blob, its bytes read and found right; it counts as used now.
 
         Raises:
             Missing: it is not there, or its bytes are wrong; then it is set aside with a warning.
@@ -98,6 +103,7 @@ class Blobs:
         """
         path = self.path(digest)
         refuse_way_out(self.root, path)
+        self.use(digest)
         try:
             found = hash_file(path)
         except FileNotFoundError:
@@ -108,6 +114,18 @@ class Blobs:
             set_aside(self.root, path, f"the bytes of this blob have another digest: {found}")
             raise Missing(f"blob {digest} was damaged and has been put aside; it has to be made again")
         return path
+
+    def use(self, digest: str) -> None:
+        """Mark the blob as used now, so that no collector takes it for a while. Raises Missing."""
+        with using(self.root):
+            self.mark(digest)
+
+    def mark(self, digest: str) -> None:
+        """`use`, for who holds `locks.using` already."""
+        try:
+            mark_used(self.path(digest))
+        except FileNotFoundError:
+            raise Missing(f"blob {digest} is not in the store {self.root}") from None
 
     def _is_kept(self, digest: str) -> bool:
         # Read again, since keeping what was just made again must also heal what was damaged.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from routetune.tasks.canonical import dumps
 from routetune.tasks.store import names
 from routetune.tasks.store.blobs import Blobs
-from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.files import mark_used, set_aside, write_atomically
+from routetune.tasks.store.locks import using
 from routetune.tasks.store.sealed import Damaged, seal, unseal
 
 SCHEMA = 1
@@ -70,8 +72,18 @@ class Entries:
         path = self._path(text)
         sizes = [[digest, self.blobs.size(digest)] for digest in blobs]
         raw = seal({"schema": SCHEMA, "key": key, "value": value, "blobs": sizes})
-        write_atomically(path, raw)
+        # A blob that nobody named until now may be on the list of a collector: its time is moved, and the
+        # entry written, before that can look again.
+        with using(self.root):
+            for digest in blobs:
+                self.blobs.mark(digest)
+            write_atomically(path, raw)
         return Entry(json.loads(text), unseal(raw)["value"], tuple(blobs), path)
+
+    def use(self, entry: Entry) -> None:
+        """Mark an entry as used now, so that no collector takes it for a while; gone is no error."""
+        with using(self.root), suppress(FileNotFoundError):
+            mark_used(entry.path)
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """Where the entry of `key` lies or would lie."""
@@ -94,6 +106,8 @@ class Entries:
         except FileNotFoundError:
             return None
         except Damaged as damage:
+            if not path.exists():  # collected, with its blobs, since it was read
+                return None
             why = str(damage)
         except OSError as error:
             why = f"it cannot be read: {error.strerror}"

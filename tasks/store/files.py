@@ -104,6 +104,21 @@ def copy_hashed(source: Path, target: Path, mode: int = 0o666) -> str:
     return found.hexdigest()
 
 
+def mark_used(path: Path) -> None:
+    """Move the time of `path` to now. Raises FileNotFoundError: it is gone.
+
+    Where that is not allowed nothing happens: a read-only store is not collected, and one that several users
+    write to tells use only by the files' owners.
+    """
+    try:
+        os.utime(path, follow_symlinks=False)
+    except PermissionError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+
+
 def is_inside(root: Path, path: Path) -> bool:
     """Whether `path`, with every link followed, is still in `root`."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))

@@ -17,6 +17,9 @@ from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import make_folder
 
+#: Shared by all who use a file of the store, and held alone by who deletes some.
+IN_USE = "in-use.lock"
+
 _POLL = (0.005, 0.1)  # seconds between two looks at a lock: at first, and at most
 
 
@@ -93,6 +96,53 @@ def making(
 
 
 @contextmanager
+def using(root: Path) -> Iterator[None]:
+    """Keep collectors out of the store at `root` while a file is looked at and marked as used.
+
+    Any number may at once; hold it for a moment only.
+
+    Raises:
+        BadInput: the file system has no locks.
+    """
+    with _flocked(root / "locks" / IN_USE, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def clearing(root: Path) -> Iterator[None]:
+    """Have the files of the store at `root` alone, to delete some; raises as `using`."""
+    with _flocked(root / "locks" / IN_USE, fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
+def _flocked(path: Path, how: int) -> Iterator[None]:
+    # The file stays, unlike those of `acquire`: it is locked thousands of times in a run.
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        _flock(descriptor, path, how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock at `path`. Whoever takes it at this very moment may meet us there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        _flock(descriptor, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def device_lock(
     device: str, *, wait: bool = True, timeout: float | None = None, what: str = "measuring"
 ) -> Iterator[None]:
@@ -157,7 +207,7 @@ def _wait(descriptor: int, path: Path, deadline: float | None) -> None:
     pause = _POLL[0]
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
+            _flock(descriptor, path, fcntl.LOCK_EX | (0 if deadline is None else fcntl.LOCK_NB))
             return
         except BlockingIOError:
             assert deadline is not None
@@ -166,10 +216,18 @@ def _wait(descriptor: int, path: Path, deadline: float | None) -> None:
                 raise Busy(f"{holder(path)} holds {path}; wait for it to end, or end it") from None
             time.sleep(min(pause, left))
             pause = min(2 * pause, _POLL[1])
-        except OSError as error:
-            raise BadInput(
-                f"{path} cannot be locked ({error.strerror}): put the store on a file system that has flock"
-            ) from error
+
+
+def _flock(descriptor: int, path: Path, how: int) -> None:
+    """Raises BlockingIOError where `how` says not to wait, and BadInput where there are no locks."""
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be locked ({error.strerror}): put the store on a file system that has flock"
+        ) from error
 
 
 def _is_still(descriptor: int, path: Path) -> bool:

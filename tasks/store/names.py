@@ -38,6 +38,11 @@ def run(text: str) -> str:
     return _matching(_RUN, text, "run id", "a time and 8 hex digits like 20261130T024500Z-1a2b3c4d")
 
 
+def is_run(text: str) -> bool:
+    """Whether `text` is a run id."""
+    return _RUN.fullmatch(text) is not None
+
+
 def target(text: str) -> str:
     """`text`, when it is the name of a target. Raises BadInput otherwise."""
     return _matching(

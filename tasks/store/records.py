@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -141,7 +141,7 @@ class Records:
             runs.setdefault(names.run(checked["run"]), []).append(checked)
         for run, group in runs.items():
             table = pa.Table.from_pylist(group, schema=record_schema())
-            self._write(run, table, time.time_ns())
+            self._write(run, [table], time.time_ns())
 
     def read(
         self, run: str | None = None, target: str | None = None, columns: Sequence[str] = ()
@@ -181,10 +181,13 @@ class Records:
 
         A kill in between leaves rows twice, which `read` does not show and the next call merges.
         """
-        table, parts = self._read_run(names.run(run))
+        table, parts = self._read_run(names.run(run), ["run", "route_id"])
         if len(parts) < 2:
             return
-        merged = self._write(run, _last_of_each(table), _time_of(parts[0]))
+        try:
+            merged = self._write(run, _rows_of(parts, _last_rows(table)), _time_of(parts[0]))
+        except FileNotFoundError:
+            return  # somebody else has merged them
         for part in parts:
             # Merging again what a killed call had merged gives the same bytes, hence the same name.
             if part != merged:
@@ -193,11 +196,13 @@ class Records:
     def _runs(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*-*") if path.is_dir())
 
-    def _write(self, run: str, table: pa.Table, nanoseconds: int) -> Path:
+    def _write(self, run: str, tables: Iterable[pa.Table], nanoseconds: int) -> Path:
         import pyarrow.parquet as pq
 
         buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="zstd")
+        with pq.ParquetWriter(buffer, record_schema(), compression="zstd") as writer:
+            for table in tables:
+                writer.write_table(table)
         raw = buffer.getvalue()
         name = f"part-{nanoseconds:020d}-{hashlib.sha256(raw).hexdigest()[:16]}.parquet"
         path = self.folder / run / name
@@ -281,8 +286,25 @@ def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 def _last_of_each(table: pa.Table) -> pa.Table:
     """A route that was tried again in the same run (a time-out, say) counts with what came of it last."""
+    last = _last_rows(table)
+    return table if len(last) == table.num_rows else table.take(last)
+
+
+def _last_rows(table: pa.Table) -> list[int]:
     pairs: Iterable[tuple[str, str]] = zip(
         table["run"].to_pylist(), table["route_id"].to_pylist(), strict=True
     )
-    last = {pair: index for index, pair in enumerate(pairs)}
-    return table if len(last) == table.num_rows else table.take(sorted(last.values()))
+    return sorted({pair: index for index, pair in enumerate(pairs)}.values())
+
+
+def _rows_of(parts: Sequence[Path], rows: Sequence[int]) -> Iterator[pa.Table]:
+    """These rows of all parts together, part by part: with their raw samples they fill the memory at once."""
+    start = at = 0
+    for part in parts:
+        table = _read_part(part)
+        begin = at
+        while at < len(rows) and rows[at] < start + table.num_rows:
+            at += 1
+        if at > begin:
+            yield table.take([row - start for row in rows[begin:at]])
+        start += table.num_rows

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +15,15 @@ from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import set_aside, write_atomically
-from routetune.tasks.store.locks import Busy, Lock, acquire
+from routetune.tasks.store.locks import Busy, Lock, acquire, is_held
 from routetune.tasks.store.sealed import Damaged, read_sealed, seal
 
 SCHEMA = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
 #: A killed run leaves "running" behind; both are gone on with by the next run of the same bound-to.
 UNFINISHED = (RUNNING, INTERRUPTED)
+#: Seconds to wait for a lock that should be free, since somebody may just look at it.
+_LOOK = 0.2
 
 
 class RunInProgress(RoutetuneError):
@@ -179,6 +182,28 @@ class Runs:
         records = [record for record in found if record and target in (None, record.target)]
         return sorted(records, key=lambda record: (str(record.starts[0]["at"]), record.id))
 
+    def live(self) -> tuple[RunRecord, ...]:
+        """The runs that a process works on right now. Raises as `list`."""
+        running = (record for record in self.list() if record.status == RUNNING)
+        return tuple(record for record in running if is_held(self._lock(record.target, record.bound_to)))
+
+    @contextmanager
+    def left(self, run: str) -> Iterator[bool]:
+        """Whether nobody works on a run, or it is none; if so, nobody begins to before the context ends."""
+        record = self._read(self._path(run)) if names.is_run(run) else None
+        if record is None:
+            yield True
+            return
+        try:
+            lock = self._hold(record.target, record.bound_to, 0.0)
+        except RunInProgress:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
     def get(self, run: str) -> RunRecord:
         """One run. Raises BadInput when there is no such run, or it is damaged."""
         record = self._read(self._path(run))
@@ -201,11 +226,16 @@ class Runs:
 
     def _hold(self, target: str, bound_to: Mapping[str, Any], timeout: float | None) -> Lock:
         # The lock is on what is tuned, not on the run's id: so two processes cannot start two runs of it.
-        name = digest({"run": [target, dict(bound_to)]})
+        # Who only looks whether it is held has it for a moment, and must not be taken for a run.
+        patience = None if timeout is None else max(timeout, _LOOK)
         try:
-            return acquire(self.root / "locks" / f"{name}.lock", f"tuning {target}", timeout)
+            return acquire(self._lock(target, bound_to), f"tuning {target}", patience)
         except Busy as busy:
             raise RunInProgress(f"target {target!r} is being tuned right now: {busy}") from None
+
+    def _lock(self, target: str, bound_to: Mapping[str, Any]) -> Path:
+        name = digest({"run": [target, dict(bound_to)]})
+        return self.root / "locks" / f"{name}.lock"
 
     def _mark_if_dead(self, record: RunRecord) -> None:
         """A killed run of an earlier state of the target will never be gone on with: say how it ended."""

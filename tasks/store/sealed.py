@@ -60,6 +60,11 @@ def unseal(raw: bytes) -> dict[str, Any]:
     return content
 
 
+def body(raw: bytes) -> bytes:
+    """The text behind the checksum, unchecked; keys in order, without the opening brace. `raw` may be cut."""
+    return raw[_BODY:]
+
+
 def read_sealed(path: Path, schema: int, what: str) -> dict[str, Any]:
     """Read a sealed file whose field "schema" is at most `schema`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from routetune.data import folder
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
+from routetune.tasks.collect import collect
 from routetune.tasks.errors import BadInput, NoEligibleRoute, RoutetuneError
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
@@ -119,6 +121,10 @@ def test_another_tolerance_is_a_choice_and_not_a_build(target: Path, store: Stor
     stairs = frontier(target, store, None, [1e-5, 1e-3], None)
     strict, wide = (one["eligible"] for one in stairs["answers"])
     assert 0 < strict < wide == 4 and first.manifest["trials"] == 4
+    for path in store.root.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    collected = collect(store.root, max_size=0)
+    assert collected["collected"]["entries"]["files"] > 0, "what the choice needs is pinned, and only that"
     before = builds(store)
     second = publish(target, store, 1e-3)
     assert builds(store) == before

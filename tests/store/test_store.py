@@ -14,6 +14,7 @@ from routetune.tasks.store import open_store
 from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.keys import stage_key
+from routetune.tasks.store.locks import IN_USE
 from routetune.tasks.store.records import row
 from routetune.tasks.store.sealed import seal
 from routetune.tasks.trial import Trial
@@ -149,7 +150,8 @@ class Work:
 
 
 def kept(root):
-    return sorted(path for path in root.rglob("*") if path.is_file() and "set-aside" not in path.parts)
+    files = sorted(path for path in root.rglob("*") if path.is_file() and "set-aside" not in path.parts)
+    return [path for path in files if path.name != IN_USE]  # nothing is in it
 
 
 @pytest.mark.parametrize("damage", ["truncated", "deleted"])
