@@ -19,6 +19,7 @@ from routetune.tasks.trial import Outcome
 from conftest import Command, answer_of
 from tests.engines.small_models import SAMPLES, Sample, mlp
 from tests.engines.tensorrt.conftest import Build
+from tests.machine import Machine
 
 pytestmark = pytest.mark.tensorrt_rtx
 
@@ -343,10 +344,12 @@ memory_pools = { workspace = 64 }
 def test_builds_are_kept_in_the_store(in_rtx: Script, tmp_path: Path) -> None:
     mlp().save(tmp_path)
     (tmp_path / "mlp.toml").write_text(TARGET)
+    Machine(tmp_path / "machine")  # a run is bound to a GPU that can be read; the builds need none
     found = in_rtx(
         """
-        import json
+        import json, sys
         from pathlib import Path
+        sys.path.insert(0, "machine")
         from routetune.tasks.bench import open_bench
         from routetune.tasks.build import build
         from routetune.tasks.store import open_store
@@ -361,7 +364,6 @@ def test_builds_are_kept_in_the_store(in_rtx: Script, tmp_path: Path) -> None:
             "whole": [store.blobs.verified(trial.engine["digest"]).stat().st_size for trial in trials],
             "sizes": [trial.engine["size"] for trial in trials],
             "settings": subject.bound_to["target"]["engine"],
-            "cannot tell": subject.environment.cannot_tell,
         }))
         """
     )
@@ -373,8 +375,6 @@ def test_builds_are_kept_in_the_store(in_rtx: Script, tmp_path: Path) -> None:
         "memory_pools": {"workspace": 64.0},
         "compute_capabilities": ["8.9"],
     }
-    if not Path("/dev/nvidiactl").exists():
-        assert "driver" in found["cannot tell"]
 
 
 def test_an_engine_cannot_be_loaded_without_a_gpu_and_says_so(in_rtx: Script, tmp_path: Path) -> None:
