@@ -347,9 +347,10 @@ def test_builds_are_kept_in_the_store(in_rtx: Script, tmp_path: Path) -> None:
     Machine(tmp_path / "machine")  # a run is bound to a GPU that can be read; the builds need none
     found = in_rtx(
         """
-        import json, sys
+        import json, os, sys
         from pathlib import Path
         sys.path.insert(0, "machine")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
         from routetune.tasks.bench import open_bench
         from routetune.tasks.build import build
         from routetune.tasks.store import open_store
