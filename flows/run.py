@@ -23,6 +23,8 @@ QUIET = {
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_CLI_PROMPT": "false",
+    # Its usual 20 seconds are not enough where other work has the processors.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
 }
 
 

@@ -83,8 +83,10 @@ class Night:
             kind = "" if isinstance(error, RoutetuneError) else f"{type(error).__name__}: "
             self._note(state, FAILED, f"{kind}{error}", device_seconds=self._held(state, began))
         else:
-            outcome = TUNED if answer["state"] == "tuned" else FRESH
-            note = str(answer.get("note", "")) if outcome == FRESH else str(answer["decision"]["reason"])
+            # What stays since nothing better was found was tuned for all the same: builds, time, perhaps a
+            # new generation.
+            outcome = FRESH if answer["state"] == "fresh" else TUNED
+            note = str(answer.get("note") or answer["decision"]["reason"])
             self._note(state, outcome, note, answer, self._held(state, began))
 
     def report(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from routetune.tasks.canonical import digest as digest_of_name
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.service import find, warn_if_stale
 from routetune.tasks.store import names
@@ -264,13 +265,19 @@ def _clear(home: Path) -> None:
 
 
 def _place_whole(published: Published, home: Path, text: str, version: int, file_name: str) -> None:
-    """Under a name of its own first: a polling server must not meet a version without its configuration."""
+    """Under a name of its own first: a polling server must not meet a version without its configuration.
+
+    Always the same name for the same model, so that the next export finds what a killed one left. Triton
+    passes over no folder, hidden or not, but refuses one whose configuration names another: that comes first.
+    """
     make_folder(home.parent)
-    whole = unfinished(home.parent)
+    whole = home.with_name(f"{UNFINISHED}routetune-{digest_of_name(home.name)[:16]}")
+    if whole.exists():
+        shutil.rmtree(whole)
     whole.mkdir()
     try:
-        _place_version(published, whole, version, file_name)
         write_atomically(whole / CONFIG, text.encode())
+        _place_version(published, whole, version, file_name)
         whole.rename(home)
     except BaseException:
         shutil.rmtree(whole, ignore_errors=True)

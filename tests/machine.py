@@ -65,8 +65,8 @@ class Machine:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the environment of child processes."""
-        return {"PYTHONPATH": str(self.folder)}
+        """For the environment of child processes; conftest hides every GPU, also those of the stand-in."""
+        return {"PYTHONPATH": str(self.folder), "CUDA_VISIBLE_DEVICES": "0,1"}
 
     @property
     def builds(self) -> list[str]:

@@ -231,7 +231,8 @@ def test_the_report_of_a_retune_and_the_metrics(tmp_path: Path) -> None:
     page = DOCS / "freshness.md"
     state = Freshness("digits", "digits.toml", "never tuned")
     night = Night(open_store(tmp_path / "store"), [state])
-    night.work(state, lambda *_: {"state": "fresh", "speed": None, "counts": {"builds": 0}})
+    fresh = {"state": "fresh", "note": "nothing to do", "speed": None, "counts": {"builds": 0}}
+    night.work(state, lambda *_: fresh)
     report = night.report()
     told = {name for cells in rows(page, "field") for name in named(cells)}
     assert told == {*report, *report["targets"][0]}
@@ -249,6 +250,15 @@ def test_the_answer_of_a_collection(tmp_path: Path) -> None:
         cells[1] for cells in rows(DOCS / "store.md", "field of the answer") if "collected" in cells[0]
     )
     assert set(re.findall(r"`(\w+)`", kinds)) == {*answer["collected"], "files", "bytes"}
+
+
+def test_exit_codes_of_a_retune_are_told_alike() -> None:
+    """In the same order on the page and in the help, and each is one that it gives."""
+    from routetune.flows.commands.retuning import retune
+
+    told = [code for code, *_ in map(named, rows(DOCS / "freshness.md", "code"))]
+    text = str(retune.__doc__).partition("Exit codes")[2]
+    assert told == re.findall(r"\b\d\b", text) == ["1", "2", "6", "5", "3", "0"]
 
 
 def test_the_loads_that_a_duel_needs() -> None:

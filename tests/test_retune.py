@@ -173,6 +173,13 @@ def test_the_night_ends_with_its_budgets(folder: Path, store: Store) -> None:
         open_night([folder], store, seconds=0)
 
 
+def test_what_stays_was_tuned_for_all_the_same(folder: Path, store: Store) -> None:
+    night = open_night([folder], store)
+    night.work(night.todo[0], lambda *_: answer(1.0, state="kept"))
+    [row] = [one for one in night.report()["targets"] if one["builds"]]
+    assert (row["outcome"], row["gain"], row["detail"], row["builds"]) == ("tuned", "kept", "kept", 2)
+
+
 def test_what_is_gained_and_what_is_lost() -> None:
     assert gain(speed(1.3), speed(1.1)) == "lost"
     assert gain(speed(1.3), {"ratio": 1.0, "low": 1.0, "high": 1.0}) == "lost", "the default won"

@@ -186,6 +186,7 @@ def test_a_kill_at_any_file_operation_leaves_what_the_configuration_names(
                 assert (home / str(version) / "model.onnx").read_bytes() == bytes_of[version]
             assert stop.killed or version == number
         assert stop.step > 5
+        assert list(home.parent.iterdir()) == [home], "what the killed ones left is cleared"
     assert sorted(path.name for path in home.iterdir()) == ["1", "2", "config.pbtxt"]
 
 

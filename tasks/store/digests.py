@@ -45,11 +45,17 @@ class Digests:
         self._rehash = rehash
         self._known = self._load()
         self._looks: dict[str, _Look | None] = {}
+        self._answers: dict[str, Any] = {}
         self._new = False
 
     def __call__(self, what: str, path: Path, read: memo.Read) -> Any:
         """The answer to `what` of the file at `path`; see `targets.memo`."""
         name = f"{what} {path}"
+        if name not in self._answers:  # asked once, however many targets share the file
+            self._answers[name] = self._answer(name, read)
+        return self._answers[name]
+
+    def _answer(self, name: str, read: memo.Read) -> Any:
         known = self._known.get(name)
         if known is not None and not self._rehash and self._is_unchanged(known):
             return known["value"]

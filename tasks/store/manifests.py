@@ -8,7 +8,6 @@ Generations never change once they have their number. `current.json` names the o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +17,13 @@ from typing import Any
 from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import hash_file, refuse_way_out, write_atomically
-from routetune.tasks.store.sealed import Damaged, parse_sealed, read_sealed, seal
+from routetune.tasks.store.sealed import Damaged, read_hashed, read_sealed, seal
 from routetune.tasks.targets.memo import Memo, no_memo
 
 SCHEMA = 1
 #: Parts of a manifest that no look at many targets needs.
-_LARGE = frozenset({"duel", "excluded", "accuracy", "conditions", "decision", "remarks", "times"})
+_LONGEST = "duel"
+_LARGE = frozenset({_LONGEST, "excluded", "accuracy", "conditions", "decision", "remarks", "times"})
 #: What every reader of a manifest needs.
 NEEDED = {"bound_to": dict, "options": dict, "route": str}
 #: Far above what anyone publishes.
@@ -153,7 +153,7 @@ def read_publication(
     path = folder_of(place, generation) / MANIFEST
     refuse_way_out(root, path)
     try:
-        found, manifest = memo("manifest", path, partial(_read_manifest, path, memo is no_memo))
+        found, manifest = memo("manifest", path, partial(_read_manifest, path, expected, memo is no_memo))
         if expected is not None and found != expected:
             raise Damaged(f"published with SHA-256 {expected}, now it has {found}")
         _check_content(manifest, place, generation)
@@ -166,11 +166,11 @@ def read_publication(
         raise BadPublication(f"manifest {path} was changed after it was published: {error}") from error
 
 
-def _read_manifest(path: Path, whole: bool) -> tuple[tuple[str, dict[str, Any]], list[Path]]:
-    raw = path.read_bytes()  # once, so that what is parsed is what the digest was taken of
-    found = hashlib.sha256(raw).hexdigest()
-    # Before the digest: a manifest of a newer schema was not damaged, it is only not for us.
-    manifest = parse_sealed(raw, path, SCHEMA, "manifest")
+def _read_manifest(
+    path: Path, expected: str | None, whole: bool
+) -> tuple[tuple[str, dict[str, Any]], list[Path]]:
+    # Its schema before its digest: a manifest of a newer one was not damaged, it is only not for us.
+    manifest, found = read_hashed(path, SCHEMA, "manifest", expected, unread=None if whole else _LONGEST)
     return (found, manifest if whole else {k: v for k, v in manifest.items() if k not in _LARGE}), [path]
 
 

@@ -49,15 +49,11 @@ def unseal(raw: bytes) -> dict[str, Any]:
         raise Damaged("the file is empty")
     if not raw.startswith(_HEAD) or raw[_BODY - len(_TAIL) : _BODY] != _TAIL:
         raise Damaged("the file does not begin with a checksum")
-    body = b"{" + raw[_BODY:]
-    found, expected = hashlib.sha256(body).hexdigest(), raw[len(_HEAD) : len(_HEAD) + 64]
+    text = b"{" + body(raw)
+    found, expected = hashlib.sha256(text).hexdigest(), raw[len(_HEAD) : len(_HEAD) + 64]
     if found.encode("ascii") != expected:
         raise Damaged(f"the checksum in it is {expected.decode('ascii', 'replace')}, its text gives {found}")
-    try:
-        content: dict[str, Any] = json.loads(body, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"the file is not strict JSON: {error}") from error
-    return content
+    return _parsed(text)
 
 
 def body(raw: bytes) -> bytes:
@@ -73,30 +69,62 @@ def read_sealed(path: Path, schema: int, what: str) -> dict[str, Any]:
         Damaged: it cannot be read, is not sealed, or has no schema.
         BadInput: a newer routetune wrote it.
     """
+    return read_hashed(path, schema, what)[0]
+
+
+def read_hashed(
+    path: Path, schema: int, what: str, expected: str | None = None, unread: str | None = None
+) -> tuple[dict[str, Any], str]:
+    """As `read_sealed`, and the SHA-256 of the whole file, of the same bytes.
+
+    Args:
+        expected: the SHA-256 of the whole file, where another sealed file has it: then the checksum within
+            has nothing to add, and is not computed.
+        unread: a field that the caller does not want: where it can be passed over without being parsed, which
+            is most of the time that a long one takes, it is missing from the answer.
+    """
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise Damaged(f"it cannot be read: {error.strerror}") from error
-    return parse_sealed(raw, path, schema, what)
+    digest = hashlib.sha256(raw).hexdigest()
+    if digest == expected:
+        text = b"{" + body(raw)
+        content = _parsed(text if unread is None else _without(unread, text))
+    else:
+        content = unseal(raw)
+    _check_schema(content, schema, f"{what} {path}")
+    return content, digest
 
 
-def parse_sealed(raw: bytes, path: Path, schema: int, what: str) -> dict[str, Any]:
-    """As `read_sealed`, of the bytes that `path` was found to hold.
+def _without(field: str, text: bytes) -> bytes:
+    """The text without a field of the outermost level, where it was written with an indent of 2.
 
-    Raises:
-        Damaged, BadInput: as `read_sealed`.
+    No string of JSON spans lines, so a line's blanks alone say how deep it is.
     """
-    content = unseal(raw)
+    start = text.find(f'\n  "{field}": '.encode())
+    end = text.find(b'\n  "', start + 1)
+    return text if start < 0 or end < 0 else text[:start] + text[end:]
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"the file is not strict JSON: {error}") from error
+    return content
+
+
+def _check_schema(content: Mapping[str, Any], schema: int, what: str) -> None:
     found = content.get("schema")
     if type(found) is not int or found < 1:
         raise Damaged(f"its schema is {found!r}, not a number from 1 to {schema}")
     if found > schema:
         raise BadInput(
-            f"{what} {path} has schema {found}, this routetune reads up to {schema}: use a newer routetune"
+            f"{what} has schema {found}, this routetune reads up to {schema}: use a newer routetune"
         )
-    return content
 
 
 def _refuse(word: str) -> None:

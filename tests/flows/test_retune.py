@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 HOLD = """
 import sys, time
 from routetune.tasks.store.locks import device_lock
-with device_lock("cuda:0", what="tuning another"):
+with device_lock("GPU-0", what="tuning another"):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -1,4 +1,4 @@
-"""A target fails: the note that a person gets, through the example automation and a real webhook."""
+"""A target fails, a gain is lost: the notes that a person gets, by the example automation and a webhook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from routetune.tasks.store import open_store
 
+from tests.flows.test_challenge import OURS
+from tests.machine import NEW
 from tests.operations.site import ROOT, Site
 
 #: Injected, since no good library refuses every build of a good model.
@@ -22,7 +25,7 @@ from stand_in_backend import CpuAsGpu
 
 class Broken(CpuAsGpu):
     def build(self, order):
-        raise BuildError("no tactic found")
+        raise BuildError('no "tactic"\\nfound')
 """
 SAVE = "from prefect.blocks.webhook import Webhook; print(Webhook(url={url!r}).save('routetune-notes'))"
 RETUNE = "from routetune.flows.retune import retune; retune({targets!r})"
@@ -61,8 +64,19 @@ def automation(folder: Path, block: str) -> Path:
     return path
 
 
+def inflate(site: Site, name: str) -> None:
+    """Publish again what is published, as if it had been a hundred times faster than its default route."""
+    store = open_store(site.folder / "store")
+    [environment] = store.publications.environments(name)
+    published = store.publications.current(name, environment)
+    assert published is not None
+    manifest = {key: value for key, value in published.manifest.items() if key not in OURS}
+    manifest["speed"] = {"ratio": 100.0, "low": 99.0, "high": 101.0, "loads": 3}
+    store.publications.publish(name, environment, published.reference.engine, manifest)
+
+
 @pytest.mark.slow
-def test_a_failed_target_reaches_a_person(site: Site) -> None:
+def test_a_failed_target_and_a_lost_gain_reach_a_person(site: Site) -> None:
     (site.machine.folder / "broken.py").write_text(BROKEN)
     site.machine.write_target(site.targets / "bad.toml", backend="broken:Broken")
     site.machine.write_target(site.targets / "good.toml")
@@ -73,6 +87,15 @@ def test_a_failed_target_reaches_a_person(site: Site) -> None:
         )
         site.python(RETUNE.format(targets=str(site.targets)))
         text = json.loads(posted.get(timeout=60))["text"]
-    assert text.startswith("routetune.target.failed: bad on ")
-    assert "no tactic found" in text
-    assert site.state()["good"] == "fresh"
+        assert text.startswith("routetune.target.failed: bad on ")
+        assert 'no "tactic"' in text
+        assert site.state()["good"] == "fresh"
+
+        (site.targets / "bad.toml").unlink()
+        inflate(site, "good")
+        site.machine.set(driver=NEW)
+        report = site.ask("retune", site.targets, code=6)
+        assert report["lost"] == ["good"] and report["targets"][0]["speed_before"]["ratio"] == 100
+        text = json.loads(posted.get(timeout=60))["text"]
+        assert text.startswith("routetune.gain.lost: good on ") and "after 100.000x" in text
+    assert site.ask("retune", site.targets)["counts"] == {"fresh": 1}, "told once"

@@ -41,6 +41,17 @@ def test_unchanged_files_are_read_once(store: Store, files: list[Path]) -> None:
     assert digest(store, files) == (first[0], 0), "what was read anew is remembered too"
 
 
+@pytest.mark.parametrize("rehash", [False, True])
+def test_one_look_reads_a_file_once_for_all_who_ask(store: Store, files: list[Path], rehash: bool) -> None:
+    """Also one that was written a moment ago, or that is to be read anew."""
+    memo = Digests(store.root, rehash)
+    files[1].write_bytes(b"again")
+    digest(store, files)
+    os.utime(files[0], (time.time() + 5, time.time() + 5))
+    found = {memo("digest", files[0], lambda: (hash_file(files[0]), files)) for _ in range(3)}
+    assert (len(found), memo.reads) == (1, 1)
+
+
 def rewritten_in_place(path: Path) -> None:
     """Same size, same inode, and the mtime put back, as `rsync --times` or a careless tool does."""
     before = path.stat()

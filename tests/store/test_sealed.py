@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from routetune.tasks.errors import BadInput
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal, unseal
+from routetune.tasks.store.sealed import Damaged, read_hashed, read_sealed, seal, unseal
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -65,3 +65,19 @@ def test_schemas(tmp_path):
         read_sealed(tmp_path / "none", 1, "thing")
     with pytest.raises(Damaged, match="cannot be read"):
         read_sealed(tmp_path, 1, "thing")
+
+
+@given(st.dictionaries(st.text(), PLAIN), st.dictionaries(st.text(), PLAIN | st.lists(PLAIN), max_size=3))
+def test_a_field_is_passed_over_only_in_what_is_known_to_the_byte(tmp_path_factory, long, rest):
+    path = tmp_path_factory.mktemp("sealed") / "file.json"
+    content = {**rest, "schema": 1, "duel": {"deeper": long, "duel": [long]}}
+    content.pop("check", None)
+    path.write_bytes(seal(content, 2))
+    whole, digest = read_hashed(path, 1, "thing")
+    assert whole == content
+    kept = {name: value for name, value in content.items() if name != "duel"}
+    assert read_hashed(path, 1, "thing", digest, unread="duel") == (kept, digest)
+    assert read_hashed(path, 1, "thing", digest) == (content, digest)
+    path.write_bytes(path.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
+    with pytest.raises(Damaged, match="checksum"):
+        read_hashed(path, 1, "thing", digest, unread="duel")
