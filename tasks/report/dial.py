@@ -49,20 +49,24 @@ def telling(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def epsilon(answer: dict[str, Any], console: Console) -> None:
     """Losses to hold ε against, and what each step costs in the task."""
     _head(answer, console)
-    marks = Table("what", "loss", "top-1", "route", box=None, pad_edge=False)
-    for one in answer["marks"]:
-        told = "not recorded" if one["loss"] is None else _number(one["loss"])
-        marks.add_row(escape(one["name"]), told, _share(one["top1"]), _route(one["route"]))
-    console.print(marks)
-    console.print()
     labels = answer["labels"]
+    marks = Table("what", "loss", *(["top-1"] if labels else []), "route", box=None, pad_edge=False)
+    for one in answer["marks"]:
+        told = "not tried" if one["loss"] is None else _number(one["loss"])
+        share = [_share(one["top1"])] if labels else []
+        marks.add_row(escape(one["name"]), told, *share, _route(one["route"]))
+    console.print(marks)
+    if any(one["loss"] is None for one in answer["marks"]):
+        console.print(escape("what was not tried is, with places such as @fp16=[*] in search.routes"))
+    console.print()
     if labels is None:
         console.print("no labels: what a step costs in the task cannot be told; see reference.labels")
     else:
         console.print(_labelled(labels))
-    table = Table(*HEADS, "its top-1", "lowest top-1", box=None, pad_edge=False)
+    table = Table(*HEADS, *(["its top-1", "lowest top-1"] if labels else []), box=None, pad_edge=False)
     for step in answer["steps"]:
-        table.add_row(*_cells(step), _share(step["top1"]), _share(step["lowest_top1"]))
+        shares = [_share(step["top1"]), _share(step["lowest_top1"])] if labels else []
+        table.add_row(*_cells(step), *shares)
     console.print(table)
 
 

@@ -18,6 +18,7 @@ from routetune.tasks.report.scale import number_text
 from routetune.tasks.report.staircase import Staircase
 from routetune.tasks.report.summary import DEFAULT, speed_text
 from routetune.tasks.routes.tuning_log import parse_tokens
+from routetune.tasks.status import another_dial
 from routetune.tasks.store.manifests import BadPublication
 from routetune.tasks.subject import open_subject
 
@@ -127,6 +128,15 @@ def facts(document: Document) -> list[tuple[str, str]]:
         found.append(("generation", f"{manifest['generation']}, {at} UTC"))
         found.append(("engine", manifest["engine"]["digest"][:16]))
     return found
+
+
+def doubts(document: Document) -> list[str]:
+    """What a reader must know before the figures are believed, or taken for those of the target file."""
+    manifest = document.manifest
+    if manifest is None:
+        return []
+    other = another_dial(manifest, document.subject)
+    return [*manifest["accuracy"].get("warnings", []), *([other] if other else [])]
 
 
 def duel_samples(manifest: Mapping[str, Any] | None) -> dict[str, list[int]]:

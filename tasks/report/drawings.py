@@ -76,6 +76,7 @@ def course_picture(lanes: Mapping[str, Sequence[tuple[float, float]]], colours: 
         axes.set_yticks(range(len(lanes)), [f"{name} ({len(spans)})" for name, spans in lanes.items()])
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
+        axes.set_xlim(left=0, right=max(axes.get_xlim()[1], 1.0))
         axes.set_xlabel("seconds of work")
         axes.grid(axis="x", color=colours.faint, lw=0.5)
         return Picture(figure, {})

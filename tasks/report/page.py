@@ -104,7 +104,7 @@ def _told(document: Document) -> dict[str, Any]:
         "environment_label": manifest.get("environment_label", document.subject.environment.label),
         "headline": documents.headline(document),
         "facts": documents.facts(document),
-        "doubts": manifest.get("accuracy", {}).get("warnings", []),
+        "doubts": documents.doubts(document),
         "moved": [str(change) for change in document.found.moved],
         "metric": document.stairs.metric,
         "labels": document.weighed["labels"],
