@@ -218,7 +218,7 @@ def marks(document: Document) -> list[dict[str, str]]:
     return [
         {
             "name": f"{one['name']}: {one['route']}" if one["route"] else one["name"],
-            "loss": "not recorded" if one["loss"] is None else f"{to_float(one['loss']):.6g}",
+            "loss": "not tried" if one["loss"] is None else f"{to_float(one['loss']):.6g}",
             "top1": "" if one["top1"] is None else f"{one['top1']:.2%}",
         }
         for one in document.weighed["marks"]
