@@ -44,14 +44,15 @@ def _leave_frontier(stairs: Staircase, name: str, description: str) -> None:
     """The staircase as a table, and as a picture where there is what draws it."""
     steps = telling([stairs.step(step) for step in stairs.steps])
     rows = [
-        {column: step[column] for column in ("epsilon", "eligible", "default_eligible", "loss")}
+        {column: step[column] for column in ("epsilon", "eligible", "default_eligible", "loss", "top1")}
         | {"fastest": step["fastest"] if step["fastest"] != "" else DEFAULT}
         | (step["speed"] or {})
         for step in steps
     ]
     create_table_artifact(rows, key=f"frontier-{name}", description=description)
     if find_spec("matplotlib") is not None and rows:
-        from routetune.tasks.report.drawings import Colours, frontier_picture
+        from routetune.tasks.report.canvas import Colours
+        from routetune.tasks.report.frontier_drawing import frontier_picture
 
         picture = frontier_picture(stairs, float(stairs.target.accuracy.tolerance), Colours()).png()
         address = f"data:image/png;base64,{base64.b64encode(picture).decode()}"

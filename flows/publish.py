@@ -14,6 +14,7 @@ from routetune.tasks.bench import open_bench
 from routetune.tasks.canonical import to_float
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.recall import recall_trials
+from routetune.tasks.recorded import recorded
 from routetune.tasks.reference import make_references
 from routetune.tasks.report.summary import run_summary
 from routetune.tasks.select import select_winner
@@ -49,11 +50,14 @@ def publish(
     amend = partial(judged_by, tolerance=to_float(epsilon), metric=metric)
     with open_bench(Path(target), opened, amend=amend) as bench:
         make_references(bench, input_sets(bench.subject.target, bench.subject.model))
-        trials = recall_trials(bench, run)
+        source = recorded(bench.subject, opened, run, columns=("route",)).run
+        trials = recall_trials(bench, source.id)
         selection = select_winner(bench, trials)
         publication = publish_winner(bench, selection)
-        summary = run_summary(bench, publication, f"selected anew at ε = {epsilon}")
-        bench.finish({"generation": publication.reference.generation})
+        ended = f"selected anew at ε = {epsilon} among the trials of run {source.id}"
+        summary = run_summary(bench, publication, ended, source.summary.get("explanation"))
+        summary["note"] = f"published at ε = {epsilon}"
+        bench.finish({name: summary[name] for name in ("generation", "explanation")})
     leave_asset(bench, publication)
     leave_artifacts(summary, bench)
     return summary

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from routetune.tasks import canonical
+from routetune.tasks.canonical import to_float
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import Store
 from routetune.tasks.store.digests import Digests
@@ -132,8 +133,23 @@ def _compared(subject: Subject, store: Store, memo: Memo) -> Freshness:
     changes = tuple(compare(published.manifest["bound_to"], subject.bound_to))
     if not changes:
         return replace(state, state="fresh")
-    cost = dearest(changes) or ""
-    return replace(state, state="reselect" if cost == "reselect" else "stale", changes=changes, cost=cost)
+    cost, detail = dearest(changes) or "", another_dial(published.manifest, subject)
+    word = "reselect" if cost == "reselect" else "stale"
+    return replace(state, state=word, changes=changes, cost=cost, detail=detail)
+
+
+def another_dial(manifest: Mapping[str, Any], subject: Subject) -> str:
+    """A sentence where a publication was selected by another ε or metric than the target file has, or ""."""
+    dials = [bound.get("target", {}).get("accuracy") for bound in (manifest["bound_to"], subject.bound_to)]
+    if None in dials:  # a manifest of a version that bound to less
+        return ""
+    made, stands = (f"{to_float(one['tolerance']):g} of {one['metric']}" for one in dials)
+    if made == stands:
+        return ""
+    return (
+        f"published at ε = {made}, and the target file has {stands}: 'routetune tune' goes back to the "
+        "file's; to keep what is published, write its ε into the file"
+    )
 
 
 def failed_in_a_row(runs: list[RunRecord], bound_to: dict[str, Any]) -> tuple[RunRecord, ...]:

@@ -50,7 +50,7 @@ def frontier(
 
     stairs = open_staircase(target, open_store(store, write=False), metric, run)
     if plot is not None:
-        from routetune.tasks.report.drawings import draw_frontier
+        from routetune.tasks.report.frontier_drawing import draw_frontier
 
         draw_frontier(stairs, plot)
     answer(told(stairs, epsilon or []), as_json, "dial:frontier")

@@ -87,6 +87,7 @@ def shown(path: Path, store: Store) -> dict[str, Any]:
     return published(state.publication) | {
         "state": state.state,
         "changes": state.to_json()["changes"],
+        "detail": state.detail,
         "explanation": _explanation(store, state.publication.manifest["run"]),
     }
 

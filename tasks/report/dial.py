@@ -20,9 +20,10 @@ def frontier(answer: dict[str, Any], console: Console) -> None:
     _head(answer, console)
     steps = answer["steps"]
     shown = telling(steps)
-    table = Table(*HEADS, box=None, pad_edge=False)
+    labels = answer["labels"]
+    table = Table(*HEADS, *(["its top-1"] if labels else []), box=None, pad_edge=False)
     for step in shown:
-        table.add_row(*_cells(step))
+        table.add_row(*_cells(step), *([_share(step["top1"])] if labels else []))
     console.print(table)
     if len(shown) < len(steps):
         console.print(f"{len(steps)} steps; those where the fastest route changes are shown")
@@ -31,7 +32,10 @@ def frontier(answer: dict[str, Any], console: Console) -> None:
     for one in answer["answers"]:
         epsilon, eligible, fastest, loss, speed, _ = _cells(one)
         at = f"at ε = {epsilon}: {eligible} eligible"
-        console.print(at + (f", the fastest {fastest} with {speed}, loss {loss}" if one["speed"] else ""))
+        found = f", the fastest {fastest} with {speed}, loss {loss}" if one["speed"] else ""
+        console.print(at + found + (f", top-1 {_share(one['top1'])}" if one["top1"] is not None else ""))
+    if labels:
+        console.print(_labelled(labels))
     _never(answer["never"], console)
 
 
@@ -45,22 +49,24 @@ def telling(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def epsilon(answer: dict[str, Any], console: Console) -> None:
     """Losses to hold ε against, and what each step costs in the task."""
     _head(answer, console)
-    marks = Table("what", "loss", "top-1", "route", box=None, pad_edge=False)
-    for one in answer["marks"]:
-        told = "not recorded" if one["loss"] is None else _number(one["loss"])
-        marks.add_row(escape(one["name"]), told, _share(one["top1"]), _route(one["route"]))
-    console.print(marks)
-    console.print()
     labels = answer["labels"]
+    marks = Table("what", "loss", *(["top-1"] if labels else []), "route", box=None, pad_edge=False)
+    for one in answer["marks"]:
+        told = "not tried" if one["loss"] is None else _number(one["loss"])
+        share = [_share(one["top1"])] if labels else []
+        marks.add_row(escape(one["name"]), told, *share, _route(one["route"]))
+    console.print(marks)
+    if any(one["loss"] is None for one in answer["marks"]):
+        console.print(escape("what was not tried is, with places such as @fp16=[*] in search.routes"))
+    console.print()
     if labels is None:
         console.print("no labels: what a step costs in the task cannot be told; see reference.labels")
     else:
-        console.print(
-            f"top-1 accuracy over {labels['rows']} labelled rows; the reference has {_share(labels['top1'])}"
-        )
-    table = Table(*HEADS, "its top-1", "lowest top-1", box=None, pad_edge=False)
+        console.print(_labelled(labels))
+    table = Table(*HEADS, *(["its top-1", "lowest top-1"] if labels else []), box=None, pad_edge=False)
     for step in answer["steps"]:
-        table.add_row(*_cells(step), _share(step["top1"]), _share(step["lowest_top1"]))
+        shares = [_share(step["top1"]), _share(step["lowest_top1"])] if labels else []
+        table.add_row(*_cells(step), *shares)
     console.print(table)
 
 
@@ -73,6 +79,12 @@ def _head(answer: dict[str, Any], console: Console) -> None:
     )
     for change in answer["moved"]:
         console.print(f"[yellow]moved since: {escape(change)}[/]")
+
+
+def _labelled(labels: dict[str, Any]) -> str:
+    sets = ", ".join(f"{rows} of {name}" for name, rows in labels["sets"].items())
+    share = _share(labels["top1"])
+    return escape(f"top-1 accuracy over {labels['rows']} labelled rows ({sets}); the reference has {share}")
 
 
 def _cells(step: dict[str, Any]) -> list[str]:

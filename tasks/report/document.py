@@ -6,16 +6,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import to_float
 from routetune.tasks.recorded import Recorded, recorded
+from routetune.tasks.report.effects import Timed, main_effects
 from routetune.tasks.report.epsilon import weighed
+from routetune.tasks.report.explanation import sentences
 from routetune.tasks.report.scale import number_text
 from routetune.tasks.report.staircase import Staircase
 from routetune.tasks.report.summary import DEFAULT, speed_text
+from routetune.tasks.routes.tuning_log import parse_tokens
+from routetune.tasks.status import another_dial
 from routetune.tasks.store.manifests import BadPublication
 from routetune.tasks.subject import open_subject
 
@@ -30,6 +33,8 @@ CONTROL = "(control)"
 MANY = 500
 #: Effects that are drawn.
 STRONGEST = 20
+#: What may become of a trial, as the course of the run shows it.
+LANES = ("built", "from the store", "alias", "given up", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,15 @@ def facts(document: Document) -> list[tuple[str, str]]:
     return found
 
 
+def doubts(document: Document) -> list[str]:
+    """What a reader must know before the figures are believed, or taken for those of the target file."""
+    manifest = document.manifest
+    if manifest is None:
+        return []
+    other = another_dial(manifest, document.subject)
+    return [*manifest["accuracy"].get("warnings", []), *([other] if other else [])]
+
+
 def duel_samples(manifest: Mapping[str, Any] | None) -> dict[str, list[int]]:
     """Nanoseconds of each call in the loads of the duel that count: the control's, then the winner's."""
     kept = [load["samples"] for load in (manifest or {}).get("duel", ()) if not load["dropped"]]
@@ -140,7 +154,7 @@ def steps_shown(document: Document, places: Sequence[Mapping[str, Any]]) -> list
     """What the slider shows at each step, from the largest ε down; the last one is below every loss.
 
     Args:
-        places: where each step is in the picture, as `drawings.frontier_picture` gives them.
+        places: where each step is in the picture, as `frontier_picture` gives them.
     """
     steps = document.weighed["steps"]
     shown = [
@@ -204,7 +218,7 @@ def marks(document: Document) -> list[dict[str, str]]:
     return [
         {
             "name": f"{one['name']}: {one['route']}" if one["route"] else one["name"],
-            "loss": "not recorded" if one["loss"] is None else f"{to_float(one['loss']):.6g}",
+            "loss": "not tried" if one["loss"] is None else f"{to_float(one['loss']):.6g}",
             "top1": "" if one["top1"] is None else f"{one['top1']:.2%}",
         }
         for one in document.weighed["marks"]
@@ -235,19 +249,19 @@ def _speed(row: Mapping[str, Any]) -> str:
 
 
 def lane_of(row: Mapping[str, Any]) -> str:
-    """What became of a trial: "built", "from the store", "alias" or "failed"."""
+    """What became of a trial, one of LANES."""
     if row["step"] is not None:
         return "failed"
     if row["alias_of"] is not None:
         return "alias"
+    if row["abandoned"]:
+        return "given up"
     return "from the store" if "build" in (row["cached"] or ()) else "built"
 
 
 def course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """Lane -> (start, length) of each trial, in seconds of work since the start; empty lanes are left out."""
-    lanes: dict[str, list[tuple[float, float]]] = {
-        name: [] for name in ("built", "from the store", "alias", "failed")
-    }
+    lanes: dict[str, list[tuple[float, float]]] = {name: [] for name in LANES}
     start = 0.0
     for row in rows:
         seconds = json.loads(row["seconds"] or "{}")
@@ -258,16 +272,25 @@ def course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
 
 
 def effects(document: Document) -> list[dict[str, Any]]:
-    """Main effects of the knobs on the speed, the strongest first; those that cannot be told are left out."""
-    try:
-        module = import_module("routetune.tasks.report.effects")
-    except ImportError:
-        return []
+    """Main effects of the knobs on the speed, the strongest first; those that cannot be told are left out.
+
+    They are those that the run told of itself; a run that searched nothing has none, and its trials tell.
+    """
+    explanation = document.found.run.summary.get("explanation")
+    found = explanation["effects"] if explanation else _effects_of(document.found.rows)
+    return [one for one in found if not one["inseparable"]]
+
+
+def _effects_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     timed = [
-        module.Timed(
-            dict(token.split("=", 1) for token in row["route"].split()), row["speed"], row["low"], row["high"]
-        )
-        for row in document.found.rows
-        if row["speed"] is not None and not row["abandoned"] and row["alias_of"] is None
+        Timed(parse_tokens(row["route"]), row["speed"], row["low"], row["high"])
+        for row in rows
+        if row["speed"] is not None and row["alias_of"] is None
     ]
-    return [one.to_json() for one in module.main_effects(timed) if not one.inseparable]
+    return [one.to_json() for one in main_effects(timed)]
+
+
+def search_notes(document: Document) -> list[str]:
+    """What was tried first and why, what was put off, what was never tried and what would come next."""
+    explanation = document.found.run.summary.get("explanation")
+    return sentences(explanation) if explanation else []

@@ -16,14 +16,12 @@ from routetune.tasks.verdicts.thresholds import dial_of, threshold
 if TYPE_CHECKING:
     from routetune.tasks.store import Store
 
-Report = Sequence[Mapping[str, Any]]
-
 #: Knobs that change the model's precision begin with PLACE. The two others stand for all that is left.
 PLACE, HALF, DYNAMIC = "@", "@fp16", "@dynamic"
 
 
 def epsilon(path: Path, store: Store, metric: str | None, run: str | None) -> dict[str, Any]:
-    """The answer of `routetune epsilon`: that of `frontier`, with "marks" and top-1 accuracies.
+    """The answer of `routetune epsilon`: that of `frontier`, with "marks" and the lowest top-1 accuracies.
 
     Raises:
         BadInput: as `staircase.frontier`.
@@ -32,44 +30,25 @@ def epsilon(path: Path, store: Store, metric: str | None, run: str | None) -> di
 
 
 def weighed(stairs: Staircase) -> dict[str, Any]:
-    """A staircase as plain JSON, with losses to hold ε against and the top-1 accuracy at each step."""
+    """A staircase as plain JSON, with losses to hold ε against and the lowest top-1 accuracy at each step."""
     answer = told(stairs, [])
-    right = [_top1(report, "candidate") for report in stairs.reports]
-    for plain, step in zip(answer["steps"], stairs.steps, strict=True):
-        plain["top1"] = None if step.fastest is None else right[step.fastest]
-    for plain, lowest in zip(reversed(answer["steps"]), _lowest(stairs, right), strict=True):
+    for plain, lowest in zip(reversed(answer["steps"]), _lowest(stairs), strict=True):
         plain["lowest_top1"] = lowest
     del answer["answers"]
-    return answer | {"marks": _marks(stairs, right), "labels": _labels(stairs)}
+    return answer | {"marks": _marks(stairs)}
 
 
-def _lowest(stairs: Staircase, right: Sequence[float | None]) -> list[float | None]:
+def _lowest(stairs: Staircase) -> list[float | None]:
     """The lowest top-1 accuracy of the routes eligible at each step, from the smallest ε up."""
     at_step = [
-        min((share for index in step.leaving if (share := right[index]) is not None), default=math.nan)
+        min((share for index in step.leaving if (share := stairs.top1[index]) is not None), default=math.nan)
         for step in reversed(stairs.steps)
     ]
     found = np.fmin.accumulate(np.array(at_step, dtype=np.float64)).tolist()
     return [None if math.isnan(share) else share for share in found]
 
 
-def _labels(stairs: Staircase) -> dict[str, Any] | None:
-    """How many rows have labels, and how many of them the reference has right; None without labels."""
-    report = next((one for one in stairs.reports if one and any("top1" in part for part in one)), None)
-    if report is None:
-        return None
-    rows = sum(one["top1"]["rows"] for one in report if "top1" in one)
-    return {"rows": rows, "top1": _top1(report, "reference")}
-
-
-def _top1(report: Report | None, side: str) -> float | None:
-    """The share of all labelled rows that a side has right; None where there are no labels."""
-    found = [one["top1"] for one in report or () if "top1" in one]
-    rows = sum(one["rows"] for one in found)
-    return sum(one[side] * one["rows"] for one in found) / rows if rows else None
-
-
-def _marks(stairs: Staircase, right: Sequence[float | None]) -> list[dict[str, Any]]:
+def _marks(stairs: Staircase) -> list[dict[str, Any]]:
     """Losses of routes that a person knows; None where the run did not try such a route."""
     found = [_repeat(stairs)]
     known = {
@@ -83,7 +62,7 @@ def _marks(stairs: Staircase, right: Sequence[float | None]) -> list[dict[str, A
         if at is not None:
             route, loss = stairs.rows[at]["route"], stairs.thresholds[at]
             told_loss = None if math.isnan(loss) else number(loss)
-            mark |= {"route": route, "loss": told_loss, "top1": right[at]}
+            mark |= {"route": route, "loss": told_loss, "top1": stairs.top1[at]}
         found.append(mark)
     return found
 

@@ -19,7 +19,7 @@ from routetune.tasks.store.files import write_atomically
 from routetune.tasks.verdicts.figures import percentiles
 
 if TYPE_CHECKING:
-    from routetune.tasks.report.drawings import Picture
+    from routetune.tasks.report.canvas import Picture
     from routetune.tasks.store import Store
 
 #: Colours that stand for the page's own until it says which, so that pictures follow light and dark.
@@ -104,7 +104,7 @@ def _told(document: Document) -> dict[str, Any]:
         "environment_label": manifest.get("environment_label", document.subject.environment.label),
         "headline": documents.headline(document),
         "facts": documents.facts(document),
-        "doubts": manifest.get("accuracy", {}).get("warnings", []),
+        "doubts": documents.doubts(document),
         "moved": [str(change) for change in document.found.moved],
         "metric": document.stairs.metric,
         "labels": document.weighed["labels"],
@@ -114,6 +114,7 @@ def _told(document: Document) -> dict[str, Any]:
         "no_duel": "no finalist got that far" if manifest else "it published nothing",
         "effects_left": max(len(effects) - STRONGEST, 0),
         "counts": _counts(document),
+        "search": documents.search_notes(document),
         "excluded": [one | {"route": one["route"] or DEFAULT} for one in never[:MANY]],
         "excluded_left": max(len(never) - MANY, 0),
         "trials": trials[:MANY],
@@ -127,9 +128,11 @@ def _told(document: Document) -> dict[str, Any]:
 def _pictures(document: Document) -> tuple[dict[str, str], dict[str, Any]]:
     """The pictures by name, and what the script needs to move the slider's marks in the first of them."""
     from routetune.tasks.report import drawings
+    from routetune.tasks.report.canvas import Colours
+    from routetune.tasks.report.frontier_drawing import frontier_picture
 
-    colours = drawings.Colours(**_STAND_INS)
-    frontier = drawings.frontier_picture(document.stairs, document.epsilon, colours)
+    colours = Colours(**_STAND_INS)
+    frontier = frontier_picture(document.stairs, document.epsilon, colours)
     found = {"frontier": _svg(frontier, "frontier")}
     if samples := documents.duel_samples(document.manifest):
         found["latency"] = _svg(drawings.latency_picture(samples, colours), "latency")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from routetune.tasks.bench import Bench
     from routetune.tasks.store import Store
     from routetune.tasks.targets.schema import Target
+
+Report = Sequence[Mapping[str, Any]]
 
 #: What the staircase is made of. Without the raw timings, which are most of a record.
 COLUMNS = (
@@ -50,6 +52,20 @@ class Staircase:
     @cached_property
     def steps(self) -> list[Step]:
         return list(self.frontier.steps())
+
+    @cached_property
+    def top1(self) -> list[float | None]:
+        """Of each route the share of all labelled rows that it has right; None without labels."""
+        return [top1_of(report, "candidate") for report in self.reports]
+
+    @cached_property
+    def labels(self) -> dict[str, Any] | None:
+        """The labelled rows of each input set, and the share that the reference has right, or None."""
+        report = next((one for one in self.reports if one and any("top1" in part for part in one)), None)
+        if report is None:
+            return None
+        sets = {one["set"]: one["top1"]["rows"] for one in report if "top1" in one}
+        return {"rows": sum(sets.values()), "sets": sets, "top1": top1_of(report, "reference")}
 
     @cached_property
     def default(self) -> int | None:
@@ -84,13 +100,14 @@ class Staircase:
         default = self.default_eligible(epsilon)
         told: dict[str, Any] = {"epsilon": number(epsilon), "eligible": eligible, "default_eligible": default}
         if fastest is None:
-            return told | {"fastest": None, "loss": None, "speed": None, "clears": False}
+            return told | {"fastest": None, "loss": None, "top1": None, "speed": None, "clears": False}
         row = self.rows[fastest]
         low = row["low"] or 0.0
         gain = 1 + self.target.timing.min_gain
         return told | {
             "fastest": row["route"],
             "loss": number(self.thresholds[fastest]),
+            "top1": self.top1[fastest],
             "speed": {name: number(row[key]) for name, key in _SPEED.items()},
             "clears": low > 1 and low >= gain,
         }
@@ -134,10 +151,18 @@ def told(stairs: Staircase, epsilons: Sequence[float]) -> dict[str, Any]:
         "moved": [str(change) for change in stairs.found.moved],
         "trials": len(stairs.rows),
         "runnable": len(stairs.rows) - len(never),
+        "labels": stairs.labels,
         "steps": [stairs.step(step) for step in stairs.steps],
         "answers": stairs.answers(epsilons),
         "never": never,
     }
+
+
+def top1_of(report: Report | None, side: str) -> float | None:
+    """The share of all labelled rows that the "reference" or "candidate" has right; None without labels."""
+    found = [one["top1"] for one in report or () if "top1" in one]
+    rows = sum(one["rows"] for one in found)
+    return sum(one[side] * one["rows"] for one in found) / rows if rows else None
 
 
 def _speed(row: dict[str, Any]) -> float | None:

@@ -43,6 +43,8 @@ def run_summary(answer: dict[str, Any], console: Console) -> None:
     _excluded(answer["excluded"], console)
     for change in answer.get("changes", []):
         console.print(escape(f"moved: {change['text']}"))
+    if answer.get("detail"):
+        console.print(f"[yellow]{escape(answer['detail'])}[/]")
 
 
 def refusal(answer: dict[str, Any], console: Console) -> None:

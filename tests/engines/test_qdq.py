@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
 from routetune.tasks.engines.base import BuildError
+from routetune.tasks.engines.calibration import prepare
 from routetune.tasks.targets.quantization import Quantization
 
 from tests.engines.rewriting import SETTINGS, Arrays, calibrated, digits, rewritten
@@ -165,6 +166,17 @@ def test_the_users_files_stay_as_they_are_and_sidecars_do_not_grow(tmp_path: Pat
     for path in outputs:
         twin = rewritten(inline, work / "twin.onnx", [path.stem])
         assert np.array_equal(run(path, inputs()[0])[0], run(twin, inputs()[0])[0])
+
+
+def test_a_model_of_more_than_one_file_can_hold_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    source = tmp_path / "m.onnx"
+    onnx.save_model(layers(), source, save_as_external_data=True, location="w.bin", size_threshold=0)
+    model = onnx.load(source, load_external_data=False)
+    (length,) = (one for one in model.graph.initializer[0].external_data if one.key == "length")
+    length.value = str(2**31)
+    onnx.save(model, source)
+    with pytest.raises(BuildError, match=f"one ONNX file holds at most {2**31 - 1}"):
+        prepare(source, tmp_path / "prepared", per_channel=False)
 
 
 def test_dynamic_integers_are_those_of_the_libraries_own_tool(tmp_path: Path) -> None:

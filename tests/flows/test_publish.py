@@ -20,6 +20,8 @@ from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.recall import NeedsBuild, recall_trials
 from routetune.tasks.reference import make_references
+from routetune.tasks.report import document as documents
+from routetune.tasks.report.answers import shown
 from routetune.tasks.report.staircase import frontier
 from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness
@@ -135,8 +137,13 @@ def test_another_tolerance_is_a_choice_and_not_a_build(target: Path, store: Stor
     state = freshness(target, store)
     assert state.state == "reselect"
     assert [str(change) for change in state.changes] == ["target.accuracy.tolerance: 0.001 -> 1e-05"]
+    told = "published at ε = 0.001 of lInf, and the target file has 1e-05 of lInf"
+    assert told in state.detail and told in shown(target, store)["detail"]
+    assert told in documents.doubts(documents.open_document(target, store, None))[-1]
     target.write_text(TARGET.replace("tolerance = 1e-5", "tolerance = 1e-3"))
-    assert freshness(target, store).state == "fresh", "written into the file, it is what was published"
+    state = freshness(target, store)
+    assert (state.state, state.detail) == ("fresh", ""), "written into the file, it is what was published"
+    assert documents.doubts(documents.open_document(target, store, None)) == []
     rows = store.records.read(run=manifest["run"]).to_pylist()
     assert len(rows) == 4 and all(row["accepted"] and row["cached"] for row in rows)
 
@@ -178,6 +185,7 @@ def test_the_command_publishes(
     process = routetune("publish", target, "--epsilon", "inf", PREFECT_API_URL=prefect_url)
     assert process.returncode == 0, process.stderr
     assert "0 builds" in process.stdout and "the accuracy check is off" in process.stdout
+    assert "published at ε = inf" in process.stdout
     assert routetune("status", target, "--check").returncode == 3
     none = routetune("publish", target, "--epsilon", "0", PREFECT_API_URL=prefect_url)
     assert none.returncode == 4 and "Traceback" not in none.stderr

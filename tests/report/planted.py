@@ -15,6 +15,7 @@ from routetune.data import folder
 from routetune.tasks.routes.route import Route
 from routetune.tasks.store import Store
 from routetune.tasks.store.records import row
+from routetune.tasks.store.runs import FINISHED
 from routetune.tasks.subject import Subject, open_subject
 from routetune.tasks.trial import Failure, Outcome, Trial
 from routetune.tasks.verdicts.accuracy import compare_outputs
@@ -84,9 +85,13 @@ def sixteen() -> list[Trial]:
     return found
 
 
-def record(path: Path, store: Store, trials: Iterable[Trial]) -> tuple[Subject, str]:
+def record(
+    path: Path, store: Store, trials: Iterable[Trial], explanation: dict[str, Any] | None = None
+) -> tuple[Subject, str]:
     """Write the trials as a run of the target that ended; the subject, and the run's id."""
     subject = open_subject(path)
     with store.runs.open(subject.target.name, subject.bound_to) as run:
         store.records.append([row(run.id, subject.target.name, subject.key, one) for one in trials])
+        if explanation is not None:
+            run.finish(FINISHED, {"explanation": explanation})
     return subject, run.id

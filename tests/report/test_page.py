@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from routetune.tasks.errors import BadInput
+from routetune.tasks.report.canvas import Colours
+from routetune.tasks.report.document import LANES
+from routetune.tasks.report.drawings import course_picture
 from routetune.tasks.report.page import write_report
 from routetune.tasks.store import Store, open_store
 
@@ -130,6 +133,47 @@ def test_the_file_holds_all_it_shows(store: Store, tmp_path: Path) -> None:
     steps = json.loads(data[1])["steps"]
     assert [step["eligible"] for step in steps] == list(range(16, -1, -1))
     assert len(text) < 400_000
+
+
+def test_it_shows_what_became_of_trials_and_what_the_search_tells(store: Store, tmp_path: Path) -> None:
+    path = write_target(tmp_path)
+    plain = [trial({}, 0.0, 1.0), trial({"-a": "1"}, 0.0, 2.0), crashed({"-c": "1"}, "crashed (SIGSEGV)")]
+    others = [
+        trial({"-b": "1"}, 0.0, 2.0, alias_of="x"),
+        trial({"-d": "1"}, 0.0, 0.1, abandoned=True),
+        trial({"-e": "1"}, 0.0, 1.5, cached=("build",)),
+    ]
+    record(path, store, [*plain, *others])
+    text = written(path, store).read_text()
+    assert "2 built, 1 from the store, 1 alias, 1 given up, 1 failed" in text
+    assert "What each knob does" in text and "-a=1" in text, "without a word of the search the trials tell"
+
+    effect = {"knob": "-told", "value": "9", "ratio": 2.0, "low": 1.5, "high": 2.5, "trials": 1}
+    explanation = {
+        "effects": [effect | {"inseparable": False}],
+        "never_tried": [{"knob": "-f", "values": ["2", "3"]}],
+        "next": ["-f=2"],
+        "pruning": {"idle": ["-g"]},
+        "priors": [{"route": "-h=1", "source": "winner", "origin": "other", "speed": 1.25, "likeness": 0.5}],
+    }
+    record(path, store, [*plain, *others], explanation)
+    text = written(path, store).read_text()
+    assert "-told=9" in text
+    for sentence in (
+        "tried first: -h=1 (won other, 1.250x there, likeness 0.50)",
+        "tried last, since they do nothing on this model: -g",
+        "never tried: -f=2|3",
+        "would be tried next: -f=2",
+    ):
+        assert f"<li>{sentence}</li>" in text
+
+
+def test_lanes_keep_their_colours() -> None:
+    """Whatever lanes a run has: what failed must not be shown as what was built."""
+    colours = Colours()
+    for lanes in (("failed",), LANES):
+        svg = course_picture({name: [(0.0, 1.0)] for name in lanes}, colours).svg()
+        assert (colours.bad in svg) and (colours.winner in svg) == ("built" in lanes)
 
 
 def test_the_command_says_where_the_file_is(

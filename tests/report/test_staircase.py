@@ -41,6 +41,7 @@ def test_sixteen_placements_give_the_staircase_that_was_planted(store: Store, tm
     }
     speed = found["answers"][1]["speed"]
     assert (speed["ratio"], speed["low"], speed["high"]) == (2.0, 2.0 * 0.99, 2.0 * 1.01)
+    assert [one["top1"] for one in found["answers"]] == [1.0, 1 - 0.0625, 1 - 0.1875, 1 - 0.4375]
     assert [one["outcome"] for one in found["never"]] == ["crashed"] and found["runnable"] == 16
 
 
@@ -71,7 +72,7 @@ def test_what_a_step_costs_in_the_task(store: Store, tmp_path: Path) -> None:
     half = trial({"@fp16": "on", "-intra_op_num_threads": "1"}, 2**-10, 1.01)
     record(path, store, [*sixteen(), half])
     found = epsilon(path, store, None, None)
-    assert found["labels"] == {"rows": 32, "top1": 1.0}
+    assert found["labels"] == {"rows": 32, "sets": {"digits": 32}, "top1": 1.0}
     by_epsilon = {step["epsilon"]: (step["top1"], step["lowest_top1"]) for step in found["steps"]}
     assert by_epsilon[0.25] == (1 - 0.1875, 0.75) and by_epsilon[0.0] == (1.0, 1.0)
     marks = {one["name"]: (one["route"], one["loss"]) for one in found["marks"]}
@@ -101,6 +102,9 @@ def test_the_commands_answer_as_json_and_as_tables(store: Store, tmp_path: Path,
     process = routetune("frontier", path, "--epsilon", "0.1", "--epsilon", "inf", "--plot", plot, "--json")
     assert [one["eligible"] for one in json.loads(process.stdout)["answers"]] == [4, 16], process.stderr
     assert plot.read_text().startswith("<?xml") and "ε, bound of lInf" in plot.read_text()
+    shown = routetune("frontier", path).stdout
+    assert re.search(r"fastest +its loss +speed +clears +its top-1", shown), shown
+    assert "top-1 accuracy over 32 labelled rows (32 of digits)" in shown
     shown = routetune("epsilon", path).stdout
     step = re.escape("2.750x [2.723, 2.777]")
     assert re.search(rf"@p1=on @p2=on @p3=on +0\.4375 +{step} +yes +56\.25% +53\.12%", shown), shown

@@ -57,6 +57,15 @@ def test_blocks_are_what_is_alike_up_to_the_first_number() -> None:
     assert [len(place.nodes) for place in places_of(encoder, "block")] == [8, 8, 1]
 
 
+def test_nodes_of_subgraphs_are_no_places() -> None:
+    inside = chain(("Conv", "inner")).graph
+    del inside.input[:]
+    model = chain(("Conv", "outer"))
+    both = {"then_branch": inside, "else_branch": inside}
+    model.graph.node.append(helper.make_node("If", ["t1"], ["t2"], "if", **both))
+    assert [place.name for place in places_of(model, "node")] == ["@outer"]
+
+
 def test_what_is_quantised_already_is_no_place() -> None:
     found = places_of(chain(("DequantizeLinear", "d"), ("Conv", "a"), ("Relu", "r"), ("Conv", "b")), "node")
     assert [place.name for place in found] == ["@b"]
