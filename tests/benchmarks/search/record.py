@@ -31,8 +31,9 @@ from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.targets.schema import load_target
 from routetune.tasks.timing import time_engines
 
-from tests.benchmarks.search.landscape import Landscape, write
+from tests.benchmarks.search.landscape import Landscape, read, write
 from tests.benchmarks.search.models import MODELS, ensure
+from tests.benchmarks.search.precision import precision
 
 
 def record(target: Path, folder: Path) -> Path:
@@ -106,7 +107,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{target.stem}: {error}", file=sys.stderr)
             failed += 1
             continue
-        print(f"{path}: {time.monotonic() - started:.0f} s")
+        told = precision(read(path))
+        print(
+            f"{path}: {time.monotonic() - started:.0f} s; {told['sharp_share']:.0%} of the speeds are sharp"
+        )
+        if not told["fit_for_regret"]:
+            print(
+                f"{target.stem}: too noisy to judge a search by; remove {path}, and record it again with "
+                "nothing else on the machine, or with more timing.seconds",
+                file=sys.stderr,
+            )
     return 1 if failed else 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from routetune.tasks.priors import MAX_OF_A_RUN
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace
 from routetune.tasks.search import open_search
@@ -40,12 +41,14 @@ def ours(name: str) -> Opener:
     return lambda space, seed: open_search(name, space, seed=seed)
 
 
-def builds(landscape: Any, search: Strategy, limit: int = BUILDS) -> Iterator[Trial]:
-    """The trials of a search in the order in which they are built, the default route's first."""
-    first = landscape.trials[Route()]
-    search.tell([first])
-    yield first
-    done = 1
+def builds(
+    landscape: Any, search: Strategy, limit: int = BUILDS, priors: Sequence[Route] = ()
+) -> Iterator[Trial]:
+    """The trials of a search in the order in which they are built: the default route's, `priors`, its own."""
+    first = [landscape.trials[route] for route in dict.fromkeys([Route(), *priors])][:limit]
+    search.tell(first)
+    yield from first
+    done = len(first)
     while done < limit and (batch := search.ask(min(8, limit - done))):
         trials = [landscape.trials[route] for route in batch]
         search.tell(trials)
@@ -53,17 +56,31 @@ def builds(landscape: Any, search: Strategy, limit: int = BUILDS) -> Iterator[Tr
         yield from trials
 
 
-def regrets(landscape: Any, search: Strategy, limit: int = BUILDS) -> np.ndarray[Any, Any]:
+def regrets(
+    landscape: Any, search: Strategy, limit: int = BUILDS, priors: Sequence[Route] = ()
+) -> np.ndarray[Any, Any]:
     """Regret after 1, 2, ... `limit` builds; a search that ends early keeps what it found."""
     worst = min(landscape.eligible) if isinstance(landscape, Landscape) else 1.0
     best, found = worst, np.empty(limit)
     at = 0
-    for at, trial in enumerate(builds(landscape, search, limit)):
+    for at, trial in enumerate(builds(landscape, search, limit, priors)):
         if trial.eligible and trial.speed:
             best = max(best, trial.speed)
         found[at] = max(0.0, landscape.best / best - 1)
     found[at:] = found[at]
     return found
+
+
+def experience(sibling: Landscape, landscape: Landscape) -> list[Route]:
+    """What a run that knew all of a sibling would bring forward, as `routetune.tasks.priors` does."""
+    good = [
+        trial
+        for route, trial in sibling.trials.items()
+        if trial.eligible and not trial.alias_of and route in landscape.trials and route != Route()
+        if not sibling.default_is_eligible or (trial.low or 0.0) > 1
+    ]
+    ranked = sorted(good, key=lambda trial: (-(trial.speed or 0.0), str(trial.route)))
+    return [trial.route for trial in ranked[:MAX_OF_A_RUN]]
 
 
 def table(

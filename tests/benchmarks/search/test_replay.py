@@ -3,12 +3,14 @@
 pytest -m benchmark tests/benchmarks/search/test_replay.py
 
 ROUTETUNE_BENCHMARK_RUNS sets the seeds (35), ROUTETUNE_BENCHMARK_LANDSCAPES how many synthetic ones (40),
-ROUTETUNE_BENCHMARK_BUILDS how many builds each replay has (64).
-Recorded landscapes are the Parquet files in tests/benchmarks/search/landscapes.
+ROUTETUNE_BENCHMARK_BUILDS how many builds each replay has (64), ROUTETUNE_BENCHMARK_STRATEGIES which ones.
+Recorded landscapes are the Parquet files in tests/benchmarks/search/landscapes; `precision` says how far each
+can be trusted.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.benchmarks.search import landscape, replay, rivals, synthetic
+from tests.benchmarks.search import landscape, precision, replay, rivals, synthetic
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
@@ -30,18 +32,37 @@ HELD_OUT = 1000
 BUILDS = int(os.environ.get("ROUTETUNE_BENCHMARK_BUILDS", replay.BUILDS))
 #: Those that draw nothing are replayed once.
 DRAWS_NOTHING = ("fast", "mixed")
-NAMES = ("auto", "fast", "mixed", "model", "optuna", "racing", "random", "screening")
+EVERY = "auto,fast,kernel tuner,mixed,model,optuna,racing,random,screening"
+NAMES = tuple(os.environ.get("ROUTETUNE_BENCHMARK_STRATEGIES", EVERY).split(","))
 AT = (8, 16, 32)
+#: Of the largest difference beside the largest value; on the recorded GPU targets TF32 is 4e-4 to 1e-3 off.
+TOLERANCES = (1e-2, 1e-5)
+#: What is known, and what is new, of the same knobs.
+SIBLINGS = (
+    ("gpu_resnet_b1", "gpu_resnet_b8"),
+    ("gpu_resnet_b8", "gpu_resnet_b1"),
+    ("gpu_resnet_b1", "gpu_mobilenet"),
+    ("gpu_mobilenet", "gpu_resnet_b1"),
+)
 
 
 def curves(landscapes: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]]:
     """By strategy: regrets of shape (landscapes, seeds, BUILDS)."""
     found = {}
     for name in NAMES:
+        if name == "kernel tuner":
+            if importlib.util.find_spec("kernel_tuner") is None:
+                continue
+            found[name] = np.array([[_kernel_tuner(one, seed) for seed in range(RUNS)] for one in landscapes])
+            continue
         opener = rivals.PlainOptuna if name == "optuna" else replay.ours(name)
         seeds = range(1 if name in DRAWS_NOTHING else RUNS)
         found[name] = replay.table(landscapes, opener, seeds, BUILDS)
     return found
+
+
+def _kernel_tuner(one: landscape.Landscape, seed: int) -> np.ndarray[Any, Any]:
+    return replay.regrets(one, rivals.kernel_tuner(one, seed, BUILDS), BUILDS)
 
 
 def summary(regrets: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -119,13 +140,59 @@ def test_synthetic_landscapes_held_out() -> None:
             assert found["auto"][builds]["mean"] < found[rival][builds]["mean"], (builds, rival)
 
 
+def recorded(pattern: str = "*") -> list[landscape.Landscape]:
+    found = [landscape.read(file) for file in sorted((HERE / "landscapes").glob(f"{pattern}.parquet"))]
+    if not found:
+        pytest.skip("none were recorded: python -m tests.benchmarks.search.record")
+    return found
+
+
+def judged_twice() -> list[landscape.Landscape]:
+    """Those of 64-128 routes, each by a tolerance that TF32 is within and by one that it is over."""
+    small = [one for one in recorded() if 64 <= len(one.trials) <= 128]
+    return [precision.judged(one, "rel_lInf", limit) for one in small for limit in TOLERANCES]
+
+
+@pytest.mark.benchmark
+def test_how_well_the_landscapes_were_measured() -> None:
+    """Not how good a search is: what the other results are worth."""
+    rows = {one.name: precision.precision(one) for one in recorded()}
+    document = {
+        "command": COMMAND,
+        "sharp": f"the interval reaches at most {precision.SHARP:.0%} to either side",
+        "fit_for_regret": f"the best route, and {precision.ENOUGH:.0%} of those timed to the end, are sharp",
+        "landscapes": rows,
+    }
+    (RESULTS / "search_landscapes.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
 @pytest.mark.benchmark
 def test_recorded_landscapes() -> None:
-    files = sorted((HERE / "landscapes").glob("*.parquet"))
-    if not files:
-        pytest.skip("none were recorded: python -m tests.benchmarks.search.record")
-    found = [landscape.read(file) for file in files]
-    document = report(found, f"{len(found)} recorded landscapes", "search_recorded")
+    """CPU targets, speeds as recorded."""
+    found = [one for one in recorded("cpu_*") if one.eligible]
+    report(found, f"{len(found)} recorded landscapes of CPU targets", "search_recorded")
+
+
+@pytest.mark.benchmark
+def test_recorded_landscapes_of_64_to_128_routes() -> None:
+    """The goal: within 16 builds a median regret of at most 1 %, and a 95th percentile of at most 5 %.
+
+    All are replayed and written down; only those measured well enough can meet the goal, or miss it.
+    """
+    found = judged_twice()
+    report(found, f"{len(found)} recorded landscapes of 64-128 routes", "search_recorded_small")
+    sharp = [one for one in found if precision.precision(one)["fit_for_regret"]]
+    if not sharp:
+        pytest.skip("no landscape of that size was measured well enough to judge a search by")
+    after = summary(replay.table(sharp, replay.ours("auto"), range(RUNS), BUILDS))["16"]
+    assert after["median"] <= 1.0 and after["p95"] <= 5.0
+
+
+@pytest.mark.benchmark
+def test_fitted_landscapes_of_64_to_128_routes() -> None:
+    """Accuracy as recorded, speeds without their noise, fitted: see `precision.fitted`."""
+    found = [precision.fitted(one) for one in judged_twice()]
+    document = report(found, f"{len(found)} landscapes with fitted speeds", "search_fitted")
     every = document["regret_percent"]["all"]
     for builds in map(str, AT):
         for rival in ("mixed", "random"):
@@ -133,15 +200,25 @@ def test_recorded_landscapes() -> None:
 
 
 @pytest.mark.benchmark
-def test_recorded_landscapes_of_64_to_128_routes() -> None:
-    """The goal: within 16 builds a median regret of at most 1 %, and a 95th percentile of at most 5 %."""
-    read = [landscape.read(file) for file in sorted((HERE / "landscapes").glob("*.parquet"))]
-    found = [one for one in read if 64 <= len(one.trials) <= 128]
-    if not found:
-        pytest.skip("none of that size were recorded: those of GPU targets are")
-    document = report(found, f"{len(found)} recorded landscapes of 64-128 routes", "search_recorded_small")
-    after = document["regret_percent"]["all"]["auto"]["16"]
-    assert after["median"] <= 1.0 and after["p95"] <= 5.0
+def test_priors_of_a_sibling_model() -> None:
+    """Within 8 builds, with and without the best routes of another model of the same knobs; fitted speeds."""
+    by_name = {one.name: precision.fitted(one) for one in judged_twice()}
+    rows = [_beside(by_name, *pair, limit) for pair in SIBLINGS for limit in TOLERANCES]
+    document = {"command": COMMAND, "landscapes": "fitted speeds", "seeds": RUNS, "regret_percent": rows}
+    (RESULTS / "search_priors.json").write_text(json.dumps(document, indent=1) + "\n")
+    means = [np.mean([row[kind]["8"] for row in rows]) for kind in ("with_priors", "without")]
+    assert means[0] < means[1]
+
+
+def _beside(by_name: Mapping[str, landscape.Landscape], known: str, new: str, limit: float) -> dict[str, Any]:
+    """Mean regrets of "auto" on `new`, told of `known` or not."""
+    sibling, one = (by_name[f"{name}, rel_lInf <= {limit:g}"] for name in (known, new))
+    row: dict[str, Any] = {"sibling": known, "landscape": new, "tolerance": limit}
+    for kind, priors in (("with_priors", replay.experience(sibling, one)), ("without", [])):
+        opener = replay.ours("auto")
+        found = [replay.regrets(one, opener(one.space, seed), 8, priors) for seed in range(RUNS)]
+        row[kind] = {str(n): round(float(np.mean([f[n - 1] for f in found])) * 100, 2) for n in (4, 8)}
+    return row
 
 
 @pytest.mark.benchmark
