@@ -8,11 +8,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks import canonical
+from routetune.tasks import canonical, logs
 from routetune.tasks.engines.attempts import Attempts
 from routetune.tasks.engines.cuda import number_of
 from routetune.tasks.engines.worker import StepFailed, Worker
@@ -22,6 +22,7 @@ from routetune.tasks.store import Store
 from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.store.locks import BusyDevice, device_lock, making
+from routetune.tasks.store.records import row
 from routetune.tasks.store.runs import Run
 from routetune.tasks.store.signing import open_signer
 from routetune.tasks.subject import Subject, knobs_of, open_subject, resolve
@@ -170,6 +171,7 @@ class Bench:
         """The digest of the last step's log, or None when it said nothing."""
         if not self.log.exists() or not self.log.stat().st_size:
             return None
+        logs.cut(self.log)
         digest: str = self.store.blobs.put_file(self.log)
         return digest
 
@@ -194,9 +196,15 @@ class Bench:
         )
 
     def _disown_deaths(self) -> None:
-        """Forget the crashes of this run: they turned out to be the machine's doing."""
+        """Forget the crashes of this run: they turned out to be the machine's doing.
+
+        Their records say so too; the run that goes on from here then has rows of its own for these routes.
+        """
         for key in self._deaths:
             self.store.entries.path(key).unlink(missing_ok=True)
+        name, key_of_place = self.subject.target.name, self.subject.key
+        disowned = [one for trial in self.trials.values() if (one := _disowned(trial))]
+        self.store.records.append([row(self.run.id, name, key_of_place, trial) for trial in disowned])
 
     @property
     def time_is_up(self) -> bool:
@@ -220,6 +228,15 @@ class Bench:
         log = self.kept_log()
         told = {"outcome": failed.outcome.value, "reason": failed.reason, "step": key["stage"], "log": log}
         return {"failure": told, "keep": keep}, [log] if log else []
+
+
+def _disowned(trial: Trial) -> Trial | None:
+    """A trial whose process died in this run, with the death laid to the machine; None for any other."""
+    failure = trial.failure
+    if failure is None or failure.outcome is not Outcome.CRASHED or failure.step in trial.cached:
+        return None
+    reason = f"{failure.reason}; the machine was at fault, so the route is not blamed"
+    return replace(trial, failure=replace(failure, outcome=Outcome.KILLED, reason=reason))
 
 
 def failure_from(value: dict[str, Any]) -> Failure | None:

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import struct
+import time
 from typing import Any
 
 _LENGTH = struct.Struct(">I")
@@ -16,6 +17,10 @@ MAX_BYTES = 256 * 2**20
 
 class Closed(Exception):
     """The other end is gone, or sent something that is not a message."""
+
+
+class Late(Exception):
+    """A message was begun and not ended in time."""
 
 
 def send(fd: int, message: dict[str, Any]) -> None:
@@ -29,13 +34,21 @@ def send(fd: int, message: dict[str, Any]) -> None:
         raise Closed(f"the message could not be delivered: {error}") from error
 
 
-def receive(fd: int) -> dict[str, Any]:
-    """Read one message, waiting as long as it takes; raises Closed at the end of the stream."""
-    (length,) = _LENGTH.unpack(_exactly(fd, _LENGTH.size))
+def receive(fd: int, deadline: float | None = None) -> dict[str, Any]:
+    """Read one message.
+
+    Args:
+        deadline: of the monotonic clock, for all of it; None waits as long as it takes.
+
+    Raises:
+        Closed: the stream ended, or this is no message.
+        Late: the deadline passed.
+    """
+    (length,) = _LENGTH.unpack(_exactly(fd, _LENGTH.size, deadline))
     if length > MAX_BYTES:
         raise Closed(f"a message of {length} bytes was announced, more than {MAX_BYTES}")
     try:
-        message = json.loads(_exactly(fd, length))
+        message = json.loads(_exactly(fd, length, deadline))
     except ValueError as error:
         raise Closed(f"the message is not JSON: {error}") from error
     if not isinstance(message, dict):
@@ -52,9 +65,11 @@ def readable(fds: list[int], seconds: float) -> set[int]:
     return {fd for fd, _ in poll.poll(max(0, int(seconds * 1000)))}
 
 
-def _exactly(fd: int, count: int) -> bytes:
+def _exactly(fd: int, count: int, deadline: float | None) -> bytes:
     parts: list[bytes] = []
     while count:
+        if deadline is not None and not readable([fd], deadline - time.monotonic()):
+            raise Late(f"{count} bytes of a message did not come")
         part = os.read(fd, min(count, 1 << 20))
         if not part:
             raise Closed("the stream ended")

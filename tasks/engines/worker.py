@@ -34,6 +34,8 @@ RECYCLE_STEPS = 1000
 RECYCLE_GROWTH = 4 * 2**30
 #: Loading the interpreter and the libraries on a busy machine is not the route's time.
 START_SECONDS = 60.0
+#: An answer that has begun may take this long, also when it began just before the deadline of its step.
+ANSWER_SECONDS = 10.0
 
 
 class StepFailed(Exception):
@@ -165,7 +167,7 @@ class Worker:
         while True:
             ready = wire.readable([process.reply, process.pidfd], WATCH_SECONDS)
             if process.reply in ready:
-                return wire.receive(process.reply)
+                return self._answer(process, seconds)
             if process.pidfd in ready:
                 raise wire.Closed("the process ended")
             used = _resident(process.popen.pid)
@@ -176,6 +178,14 @@ class Worker:
             if time.monotonic() > deadline:
                 self.close()
                 raise StepFailed(Outcome.TIMED_OUT, f"did not end within {seconds:g} s")
+
+    def _answer(self, process: _Process, seconds: float) -> dict[str, Any]:
+        try:
+            return wire.receive(process.reply, time.monotonic() + ANSWER_SECONDS)
+        except wire.Late as late:
+            self.close()
+            reason = f"did not end within {seconds:g} s: its answer broke off ({late})"
+            raise StepFailed(Outcome.TIMED_OUT, reason) from None
 
     def _post_mortem(self, process: _Process, kills_before: int, fresh: bool) -> StepFailed:
         """Name how the child ended."""

@@ -151,6 +151,16 @@ def test_a_broken_machine_is_not_blamed_on_routes(build: Any, worker: Worker) ->
             build("always", by=attempts.call)
 
 
+def test_an_answer_that_breaks_off_is_not_waited_for(
+    worker: Worker, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routetune.tasks.engines.worker.ANSWER_SECONDS", 0.3)
+    with pytest.raises(StepFailed, match="answer broke off") as failed:
+        build("half")
+    assert failed.value.outcome is Outcome.TIMED_OUT
+    assert build()["size"]
+
+
 def test_the_child_dies_with_its_parent(model: Path, tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys, threading, time

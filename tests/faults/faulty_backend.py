@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +23,12 @@ from routetune.tasks.engines.base import BuildOrder, Engine
 from routetune.tasks.engines.onnxruntime.backend import OnnxRuntime
 from routetune.tasks.routes.knob import Knob, KnobDatabase
 
-FAULTS = ("none", "segfault", "exit", "empty", "sigkill", "memory", "stubborn", "hang", "once", "always")
+FAULTS = (
+    *("none", "segfault", "abort", "division", "exit", "empty", "sigkill", "memory", "exhaust"),
+    *("stubborn", "hang", "half", "flood", "once", "always"),
+)
+#: What a flood prints, in MiB.
+FLOOD = 64
 
 
 class FaultyBackend(OnnxRuntime):
@@ -47,9 +54,19 @@ def inject(fault: str, output: Path) -> None:
         os._exit(0)
     elif fault == "sigkill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault in ("abort", "division"):
+        os.kill(os.getpid(), signal.SIGABRT if fault == "abort" else signal.SIGFPE)
     elif fault == "memory":
         hog = [bytearray(os.urandom(1 << 20)) * 64 for _ in range(64)]
         raise AssertionError(f"4 GiB were to be had: {len(hog)}")
+    elif fault == "exhaust":
+        exhaust_memory()
+    elif fault == "half":
+        os.write(int(sys.argv[2]), struct.pack(">I", 100) + b"{")  # an answer that breaks off
+        time.sleep(600)
+    elif fault == "flood":
+        for _ in range(FLOOD):
+            os.write(1, b"nothing to see here\n" * ((1 << 20) // 20))
     elif fault == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -65,6 +82,19 @@ def inject(fault: str, output: Path) -> None:
             os.abort()
     elif fault == "always":
         os.abort()
+
+
+def exhaust_memory() -> None:
+    """Take all there is, where that is 512 MiB more than the process has: others need memory here, too."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    room = pages * resource.getpagesize() + 512 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
+    try:
+        hog = [bytearray(os.urandom(1 << 20)) * 64 for _ in range(64)]
+        raise AssertionError(f"4 GiB were to be had: {len(hog)}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 class BreakingBackend(OnnxRuntime):

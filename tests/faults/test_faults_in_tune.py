@@ -145,6 +145,9 @@ def test_a_machine_that_breaks_stops_the_run_and_blames_no_route(
     assert "no route is blamed" in process.stderr
     kept = [e.value for e in open_store(store_folder).entries if "failure" in e.value]
     assert not kept, "the crashes were the machine's"
+    assert "crashed" not in open_store(store_folder).records.read()["outcome"].to_pylist()
     broken.unlink()
     summary = answer(routetune("tune", target, "--json", **variables, ORT_TEST_MENDED="1"))
     assert summary["counts"]["trials"] == 8
+    rows = open_store(store_folder).records.read(columns=("outcome",))["outcome"].to_pylist()
+    assert rows == ["eligible"] * 8, "what is known now, not what the broken machine said"

@@ -1,0 +1,65 @@
+"""The fault suite: each fault injected into a real tune, and the same three questions asked after it.
+
+All of it: `pytest -m faults tests/faults`. What runs for every change carries `slow` besides.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.fault import Case, Fault, Undisturbed
+from tests.faults.questions import wrong
+from tests.faults.site import Site
+from tests.faults.table import BEGIN, END, FAULTS, PAGE, described, note, read, table
+from tests.faults.trials import TRIALS, inject_all
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Undisturbed:
+    site = Site(tmp_path_factory.mktemp("undisturbed"), prefect_url)
+    log = site.folder / "steps"
+    with site.running(stop={"log": str(log)}) as tune:
+        ended = tune.wait()
+    assert ended.code == 0, ended.err
+    verdicts = {trial["route"]: trial["outcome"] for trial in ended.summary["trials"]}
+    assert sorted(verdicts.values()) == ["eligible", "eligible", "inaccurate", "inaccurate"], verdicts
+    assert not wrong(site, verdicts, ended)
+    return Undisturbed(site, verdicts, tuple(log.read_text().splitlines()))
+
+
+def parameters() -> list[object]:
+    marks = {True: [pytest.mark.slow], False: []}
+    return [pytest.param(fault, id=fault.name, marks=marks[fault.usual]) for fault in FAULTS]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", parameters())
+def test_nothing_is_lost_nothing_is_wrong_nothing_hangs(
+    fault: Fault, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    case = Case(tmp_path, undisturbed)
+    fault.inject(case)
+    assert case.findings.times > 0
+    note(fault.name, case.findings)
+    assert not case.findings.problems
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_faults_inside_trials(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    each = inject_all(Case(tmp_path, undisturbed))
+    for name, findings in each.items():
+        note(name, findings)
+    assert len(each) == len(TRIALS)
+    assert not {name: findings.problems for name, findings in each.items() if findings.problems}
+
+
+def test_the_table_of_the_docs_is_that_of_the_results_and_all_of_it_is_zero() -> None:
+    page = PAGE.read_text()
+    assert page.split(BEGIN)[1].split(END)[0] == table()
+    rows = read()["faults"]
+    assert rows.keys() == described().keys() and len(rows) >= 25
+    for name, row in rows.items():
+        assert row["times"] > 0 and (row["lost"], row["wrong"], row["hung"]) == (0, 0, 0), name
