@@ -23,7 +23,9 @@ def latency_picture(samples: Mapping[str, Sequence[int]], colours: Colours) -> P
             times = np.sort(np.asarray(samples[name], dtype=np.float64)) / 1e6
             share = np.arange(1, len(times) + 1) / len(times)
             kept = _thinned(len(times))
-            axes.plot(times[kept], share[kept], color=colour, lw=1.8, label=_short(name, 50), drawstyle="steps-post")
+            axes.plot(
+                times[kept], share[kept], color=colour, lw=1.8, label=_short(name, 50), drawstyle="steps-post"
+            )
             axes.axvline(float(np.median(times)), color=colour, lw=0.8, ls=":")
             longest = max(longest, float(np.quantile(times, 0.99)))
         axes.set_xlim(right=longest * 1.05)

@@ -82,7 +82,11 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, setting, value)
 
 
-@pytest.fixture(params=STRATEGIES)
+#: Optuna fits a model at every ask, which takes most of the time of all these tests together.
+PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name == "model" else name for name in STRATEGIES]
+
+
+@pytest.fixture(params=PARAMS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
