@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,19 @@ def doubts(document: Document) -> list[str]:
         return []
     other = another_dial(manifest, document.subject)
     return [*manifest["accuracy"].get("warnings", []), *([other] if other else [])]
+
+
+def reproduce(document: Document) -> list[str]:
+    """Command lines that show the same again."""
+    path = shlex.quote(str(document.subject.target.path))
+    if document.manifest is None:
+        return [f"routetune tune {path}", f"routetune frontier {path} --run {document.found.run.id}"]
+    lines = list(document.manifest["reproduce"])
+    if another_dial(document.manifest, document.subject):
+        lines.append(
+            f"routetune publish {path} --epsilon {document.epsilon!r} --metric {document.stairs.metric}"
+        )
+    return [*lines, f"routetune frontier {path} --run {document.found.run.id}"]
 
 
 def duel_samples(manifest: Mapping[str, Any] | None) -> dict[str, list[int]]:

@@ -23,7 +23,9 @@ def latency_picture(samples: Mapping[str, Sequence[int]], colours: Colours) -> P
             times = np.sort(np.asarray(samples[name], dtype=np.float64)) / 1e6
             share = np.arange(1, len(times) + 1) / len(times)
             kept = _thinned(len(times))
-            axes.plot(times[kept], share[kept], color=colour, lw=1.8, label=_short(name, 50), drawstyle="steps-post")
+            axes.plot(
+                times[kept], share[kept], color=colour, lw=1.8, label=_short(name, 50), drawstyle="steps-post"
+            )
             axes.axvline(float(np.median(times)), color=colour, lw=0.8, ls=":")
             longest = max(longest, float(np.quantile(times, 0.99)))
         axes.set_xlim(right=longest * 1.05)
@@ -76,7 +78,8 @@ def course_picture(lanes: Mapping[str, Sequence[tuple[float, float]]], colours: 
         axes.set_yticks(range(len(lanes)), [f"{name} ({len(spans)})" for name, spans in lanes.items()])
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
-        axes.set_xlim(left=0, right=max(axes.get_xlim()[1], 1.0))
+        right = max(axes.get_xlim()[1], 1.0)
+        axes.set_xlim(-0.02 * right, right)
         axes.set_xlabel("seconds of work")
         axes.grid(axis="x", color=colours.faint, lw=0.5)
         return Picture(figure, {})

@@ -95,8 +95,6 @@ def _told(document: Document) -> dict[str, Any]:
     environment = sorted(document.found.run.bound_to["environment"].items())
     conditions = sorted(manifest.get("conditions", {}).items())
     effects = documents.effects(document)
-    path = document.subject.target.path
-    reproduce = manifest.get("reproduce", [f"routetune tune {path}"])
     return {
         "version": version("routetune"),
         "target": document.subject.target.name,
@@ -121,7 +119,7 @@ def _told(document: Document) -> dict[str, Any]:
         "trials_left": max(len(trials) - MANY, 0),
         "remarks": manifest.get("remarks", []),
         "environment": [*environment, *((f"condition: {name}", value) for name, value in conditions)],
-        "reproduce": [*reproduce, f"routetune frontier {path} --run {document.found.run.id}"],
+        "reproduce": documents.reproduce(document),
     }
 
 
