@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import to_float
 from routetune.tasks.recorded import Recorded, recorded
+from routetune.tasks.report.course import lane_of
 from routetune.tasks.report.effects import Timed, main_effects
 from routetune.tasks.report.epsilon import weighed
 from routetune.tasks.report.explanation import sentences
@@ -34,8 +34,6 @@ CONTROL = "(control)"
 MANY = 500
 #: Effects that are drawn.
 STRONGEST = 20
-#: What may become of a trial, as the course of the run shows it.
-LANES = ("built", "from the store", "alias", "given up", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,29 +258,6 @@ def _speed(row: Mapping[str, Any]) -> str:
     if row["speed"] is None:
         return ""
     return speed_text({"ratio": row["speed"], "low": row["low"], "high": row["high"]})
-
-
-def lane_of(row: Mapping[str, Any]) -> str:
-    """What became of a trial, one of LANES."""
-    if row["step"] is not None:
-        return "failed"
-    if row["alias_of"] is not None:
-        return "alias"
-    if row["abandoned"]:
-        return "given up"
-    return "from the store" if "build" in (row["cached"] or ()) else "built"
-
-
-def course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Lane -> (start, length) of each trial, in seconds of work since the start; empty lanes are left out."""
-    lanes: dict[str, list[tuple[float, float]]] = {name: [] for name in LANES}
-    start = 0.0
-    for row in rows:
-        seconds = json.loads(row["seconds"] or "{}")
-        length = sum(spent for step, spent in seconds.items() if step not in (row["cached"] or ()))
-        lanes[lane_of(row)].append((start, length))
-        start += length
-    return {name: spans for name, spans in lanes.items() if spans}
 
 
 def effects(document: Document) -> list[dict[str, Any]]:
