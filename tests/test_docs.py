@@ -311,7 +311,7 @@ def told(section: str) -> set[str]:
 def test_the_tables_of_the_manifest_and_of_answers(digits: Publication) -> None:
     assert told("## The manifest") == {"check", *digits.manifest}
     assert told("### A trial") == set(trial_summary(Trial(Route())))
-    more = {"state", "search", "explanation", "trials", "note", "changes"}
+    more = {"state", "search", "explanation", "trials", "note", "changes", "detail"}
     assert told("### tune and show") == {*published(digits), *more}
     states = {"fresh", "stale", "reselect", "never tuned", "failed", "cannot tell", "refused"}
     assert told("### status") == {*Freshness("digits", "digits.toml", "fresh").to_json(), *states}

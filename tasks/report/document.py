@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import to_float
 from routetune.tasks.recorded import Recorded, recorded
+from routetune.tasks.report.course import lane_of
 from routetune.tasks.report.effects import Timed, main_effects
 from routetune.tasks.report.epsilon import weighed
 from routetune.tasks.report.explanation import sentences
@@ -33,8 +34,6 @@ CONTROL = "(control)"
 MANY = 500
 #: Effects that are drawn.
 STRONGEST = 20
-#: What may become of a trial, as the course of the run shows it.
-LANES = ("built", "from the store", "alias", "given up", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +136,19 @@ def doubts(document: Document) -> list[str]:
         return []
     other = another_dial(manifest, document.subject)
     return [*manifest["accuracy"].get("warnings", []), *([other] if other else [])]
+
+
+def reproduce(document: Document) -> list[str]:
+    """Command lines that show the same again."""
+    path = shlex.quote(str(document.subject.target.path))
+    if document.manifest is None:
+        return [f"routetune tune {path}", f"routetune frontier {path} --run {document.found.run.id}"]
+    lines = list(document.manifest["reproduce"])
+    if another_dial(document.manifest, document.subject):
+        lines.append(
+            f"routetune publish {path} --epsilon {document.epsilon!r} --metric {document.stairs.metric}"
+        )
+    return [*lines, f"routetune frontier {path} --run {document.found.run.id}"]
 
 
 def duel_samples(manifest: Mapping[str, Any] | None) -> dict[str, list[int]]:
@@ -246,29 +258,6 @@ def _speed(row: Mapping[str, Any]) -> str:
     if row["speed"] is None:
         return ""
     return speed_text({"ratio": row["speed"], "low": row["low"], "high": row["high"]})
-
-
-def lane_of(row: Mapping[str, Any]) -> str:
-    """What became of a trial, one of LANES."""
-    if row["step"] is not None:
-        return "failed"
-    if row["alias_of"] is not None:
-        return "alias"
-    if row["abandoned"]:
-        return "given up"
-    return "from the store" if "build" in (row["cached"] or ()) else "built"
-
-
-def course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Lane -> (start, length) of each trial, in seconds of work since the start; empty lanes are left out."""
-    lanes: dict[str, list[tuple[float, float]]] = {name: [] for name in LANES}
-    start = 0.0
-    for row in rows:
-        seconds = json.loads(row["seconds"] or "{}")
-        length = sum(spent for step, spent in seconds.items() if step not in (row["cached"] or ()))
-        lanes[lane_of(row)].append((start, length))
-        start += length
-    return {name: spans for name, spans in lanes.items() if spans}
 
 
 def effects(document: Document) -> list[dict[str, Any]]:

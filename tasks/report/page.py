@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.report import document as documents
+from routetune.tasks.report.course import course
 from routetune.tasks.report.document import MANY, STRONGEST, Document, open_document
 from routetune.tasks.report.summary import DEFAULT
 from routetune.tasks.store.files import write_atomically
@@ -95,8 +96,6 @@ def _told(document: Document) -> dict[str, Any]:
     environment = sorted(document.found.run.bound_to["environment"].items())
     conditions = sorted(manifest.get("conditions", {}).items())
     effects = documents.effects(document)
-    path = document.subject.target.path
-    reproduce = manifest.get("reproduce", [f"routetune tune {path}"])
     return {
         "version": version("routetune"),
         "target": document.subject.target.name,
@@ -121,7 +120,7 @@ def _told(document: Document) -> dict[str, Any]:
         "trials_left": max(len(trials) - MANY, 0),
         "remarks": manifest.get("remarks", []),
         "environment": [*environment, *((f"condition: {name}", value) for name, value in conditions)],
-        "reproduce": [*reproduce, f"routetune frontier {path} --run {document.found.run.id}"],
+        "reproduce": documents.reproduce(document),
     }
 
 
@@ -138,7 +137,7 @@ def _pictures(document: Document) -> tuple[dict[str, str], dict[str, Any]]:
         found["latency"] = _svg(drawings.latency_picture(samples, colours), "latency")
     if effects := documents.effects(document)[:STRONGEST]:
         found["effects"] = _svg(drawings.effects_picture(effects, colours), "effects")
-    found["course"] = _svg(drawings.course_picture(documents.course(document.found.rows), colours), "course")
+    found["course"] = _svg(drawings.course_picture(course(document.found.rows), colours), "course")
     steps = documents.steps_shown(document, frontier.places["steps"])
     stairs, drawn = document.stairs, frontier.places["routes"]
     point = steps[_step_at(document)]["point"] or frontier.places["ring"]
@@ -178,7 +177,7 @@ def _times(samples: dict[str, list[int]]) -> list[dict[str, str]]:
 
 
 def _counts(document: Document) -> str:
-    lanes = documents.course(document.found.rows)
+    lanes = course(document.found.rows)
     return ", ".join(f"{len(spans)} {name}" for name, spans in lanes.items())
 
 

@@ -140,6 +140,8 @@ def test_another_tolerance_is_a_choice_and_not_a_build(target: Path, store: Stor
     told = "published at ε = 0.001 of lInf, and the target file has 1e-05 of lInf"
     assert told in state.detail and told in shown(target, store)["detail"]
     assert told in documents.doubts(documents.open_document(target, store, None))[-1]
+    lines = documents.reproduce(documents.open_document(target, store, None))
+    assert f"routetune publish {target} --epsilon 0.001 --metric lInf" in lines
     target.write_text(TARGET.replace("tolerance = 1e-5", "tolerance = 1e-3"))
     state = freshness(target, store)
     assert (state.state, state.detail) == ("fresh", ""), "written into the file, it is what was published"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from routetune.tasks.errors import BadInput
 from routetune.tasks.report.canvas import Colours
-from routetune.tasks.report.document import LANES
+from routetune.tasks.report.course import LANES
 from routetune.tasks.report.drawings import course_picture
 from routetune.tasks.report.page import write_report
 from routetune.tasks.store import Store, open_store

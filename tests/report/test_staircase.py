@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from routetune.tasks.errors import BadInput
+from routetune.tasks.report import dial
 from routetune.tasks.report.epsilon import epsilon
 from routetune.tasks.report.staircase import frontier
 from routetune.tasks.store import Store, open_store
@@ -102,9 +105,10 @@ def test_the_commands_answer_as_json_and_as_tables(store: Store, tmp_path: Path,
     process = routetune("frontier", path, "--epsilon", "0.1", "--epsilon", "inf", "--plot", plot, "--json")
     assert [one["eligible"] for one in json.loads(process.stdout)["answers"]] == [4, 16], process.stderr
     assert plot.read_text().startswith("<?xml") and "ε, bound of lInf" in plot.read_text()
-    shown = routetune("frontier", path).stdout
-    assert re.search(r"fastest +its loss +speed +clears +its top-1", shown), shown
-    assert "top-1 accuracy over 32 labelled rows (32 of digits)" in shown
+    table = io.StringIO()
+    dial.frontier(frontier(path, store, None, [], None), Console(file=table, width=200))
+    assert re.search(r"fastest +its loss +speed +clears +its top-1", table.getvalue())
+    assert "top-1 accuracy over 32 labelled rows (32 of digits)" in table.getvalue()
     shown = routetune("epsilon", path).stdout
     step = re.escape("2.750x [2.723, 2.777]")
     assert re.search(rf"@p1=on @p2=on @p3=on +0\.4375 +{step} +yes +56\.25% +53\.12%", shown), shown
