@@ -99,9 +99,14 @@ def _without(field: str, body: bytes) -> bytes:
 
     No string of JSON spans lines, so a line's blanks alone say how deep it is.
     """
-    start = body.find(f'\n  "{field}": '.encode())
-    end = body.find(b'\n  "', start + 1)
-    return body if start < 0 or end < 0 else body[:start] + body[end:]
+    key = f'\n  "{field}": '.encode()
+    start = body.find(key)
+    end = start + len(key) - 1
+    # From quote to quote, since a list of numbers has none, but as many line ends as numbers.
+    while start >= 0 and (end := body.find(b'"', end + 1)) >= 0:
+        if body[end - 3 : end] == b"\n  ":
+            return body[:start] + body[end - 3 :]
+    return body
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
