@@ -74,7 +74,7 @@ def look(places: Iterable[Path], seen: Seen) -> tuple[list[Sighting], list[str]]
             where = resolve(load_target(path))
             found.setdefault(where, today(*where))
         except BadInput as error:
-            refused.append(f"{path}: {error}")
+            refused.append(str(error) if str(path) in str(error) else f"{path}: {error}")
     if not found:
         raise BadInput(f"no target can be read, so there is no device to watch: {refused[0]}")
     sightings = []

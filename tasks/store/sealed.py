@@ -104,9 +104,14 @@ def _without(field: str, text: bytes) -> bytes:
 
     No string of JSON spans lines, so a line's blanks alone say how deep it is.
     """
-    start = text.find(f'\n  "{field}": '.encode())
-    end = text.find(b'\n  "', start + 1)
-    return text if start < 0 or end < 0 else text[:start] + text[end:]
+    key = f'\n  "{field}": '.encode()
+    start = text.find(key)
+    end = start + len(key) - 1
+    # From quote to quote, since a list of numbers has none, but as many line ends as numbers.
+    while start >= 0 and (end := text.find(b'"', end + 1)) >= 0:
+        if text[end - 3 : end] == b"\n  ":
+            return text[:start] + text[end - 3 :]
+    return text
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
