@@ -96,6 +96,7 @@ def report(landscapes: Sequence[Any], title: str, file: str) -> dict[str, Any]:
         "count": len(landscapes),
         "seeds": RUNS,
         "builds": BUILDS,
+        "fit_for_regret": sum(_is_fit(one) for one in landscapes),
         "regret_percent": {
             group: {name: summary(table[mask]) for name, table in found.items()}
             for group, mask in groups.items()
@@ -106,6 +107,13 @@ def report(landscapes: Sequence[Any], title: str, file: str) -> dict[str, Any]:
     (RESULTS / f"{file}.json").write_text(json.dumps(document, indent=1) + "\n")
     plot(found, title, RESULTS / f"{file}.png")
     return document
+
+
+def _is_fit(one: landscape.Landscape) -> bool:
+    """Whether its speeds can show a regret of some percent; invented ones can."""
+    if (source := one.about["source"]) == "recorded":
+        return bool(precision.precision(one)["fit_for_regret"])
+    return bool(source == "synthetic")
 
 
 def plot(found: Mapping[str, np.ndarray[Any, Any]], title: str, path: Path) -> None:
@@ -181,7 +189,7 @@ def test_recorded_landscapes_of_64_to_128_routes() -> None:
     """
     found = judged_twice()
     report(found, f"{len(found)} recorded landscapes of 64-128 routes", "search_recorded_small")
-    sharp = [one for one in found if precision.precision(one)["fit_for_regret"]]
+    sharp = [one for one in found if _is_fit(one)]
     if not sharp:
         pytest.skip("no landscape of that size was measured well enough to judge a search by")
     after = summary(replay.table(sharp, replay.ours("auto"), range(RUNS), BUILDS))["16"]
@@ -201,13 +209,24 @@ def test_fitted_landscapes_of_64_to_128_routes() -> None:
 
 @pytest.mark.benchmark
 def test_priors_of_a_sibling_model() -> None:
-    """Within 8 builds, with and without the best routes of another model of the same knobs; fitted speeds."""
+    """Within 8 builds, with and without the best routes of another model of the same knobs.
+
+    Measured, not judged: fitted speeds are not the truth about these models.
+    """
     by_name = {one.name: precision.fitted(one) for one in judged_twice()}
     rows = [_beside(by_name, *pair, limit) for pair in SIBLINGS for limit in TOLERANCES]
-    document = {"command": COMMAND, "landscapes": "fitted speeds", "seeds": RUNS, "regret_percent": rows}
+    means = {
+        kind: {n: round(float(np.mean([row[kind][n] for row in rows])), 2) for n in ("4", "8")}
+        for kind in ("with_priors", "without")
+    }
+    document = {
+        "command": COMMAND,
+        "landscapes": "fitted speeds",
+        "seeds": RUNS,
+        "mean": means,
+        "regret_percent": rows,
+    }
     (RESULTS / "search_priors.json").write_text(json.dumps(document, indent=1) + "\n")
-    means = [np.mean([row[kind]["8"] for row in rows]) for kind in ("with_priors", "without")]
-    assert means[0] < means[1]
 
 
 def _beside(by_name: Mapping[str, landscape.Landscape], known: str, new: str, limit: float) -> dict[str, Any]:
