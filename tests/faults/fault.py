@@ -70,13 +70,13 @@ class Case:
             yield tune
             if tune.process.poll() is None:
                 tune.go_on()
-            self.findings.ended(tune.wait())
+            self.findings.ended(tune.wait(), tune.was_killed)
 
     def killed(self, site: Site, tune: Tune) -> None:
         """Kill a stopped run, and look at what it leaves."""
         before = snapshot(site)
         tune.kill()
-        self.findings.ended(tune.wait(), killed=True)
+        self.findings.ended(tune.wait(), tune.was_killed)
         self.findings.lost += lost(site, before)
         self.findings.wrong += wrongly_published(site)
 

@@ -21,7 +21,7 @@ from routetune.data import folder
 
 HERE = Path(__file__).parent
 #: A tune here takes some five seconds on a quiet machine; one that takes this long hangs.
-LIMIT = 180.0
+LIMIT = 400.0
 #: How long what a dead run started may still be seen.
 SURVIVAL = 20.0
 
@@ -83,6 +83,7 @@ class Tune:
     process: subprocess.Popen[str]
     limit: float
     answers: Path
+    was_killed: bool = False
 
     def wait(self) -> Ended:
         try:
@@ -97,6 +98,7 @@ class Tune:
 
     def kill(self) -> None:
         """SIGKILL to the run alone: what it started has to notice by itself."""
+        self.was_killed = True
         os.kill(self.process.pid, signal.SIGKILL)
 
     def go_on(self) -> None:
