@@ -25,7 +25,7 @@ CLIP = 0.7
 #: The weight of doubt. Below 1, routes that may fail are tried sooner than the bare expectation says.
 DOUBT = 0.7
 #: So many builds, the default's included, are chosen for the pairs of values that they show first.
-FIRST = 5
+FIRST = 9
 
 
 class Guided(Informed):
