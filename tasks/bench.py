@@ -193,7 +193,7 @@ class Bench:
     def _disown_deaths(self) -> None:
         """Forget the crashes of this run: they turned out to be the machine's doing.
 
-        Their records say so too; the run that goes on from here then has rows of its own for these routes.
+        Their records say so too: a row that says "crashed" would stand, and teach later searches.
         """
         for key in self._deaths:
             self.store.entries.path(key).unlink(missing_ok=True)
