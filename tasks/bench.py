@@ -198,7 +198,7 @@ class Bench:
     def _disown_deaths(self) -> None:
         """Forget the crashes of this run: they turned out to be the machine's doing.
 
-        Their records say so too; the run that goes on from here then has rows of its own for these routes.
+        Their records say so too: a row that says "crashed" would stand, and teach later searches.
         """
         for key in self._deaths:
             self.store.entries.path(key).unlink(missing_ok=True)
@@ -282,7 +282,7 @@ def open_bench(
         folder = store.root / "scratch" / run.id
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        _remove_leftovers(folder.parent)
+        _remove_leftovers(folder)
         worker = stack.enter_context(Worker(folder))
         yield Bench(subject, store, run, knobs_of(subject), Attempts(worker), folder, refresh)
 
@@ -295,10 +295,15 @@ def _refuse_unknown(subject: Subject) -> None:
         )
 
 
-def _remove_leftovers(scratch: Path) -> None:
-    """Delete what killed runs left a day ago or longer; a live run touches its folder at every step."""
-    for left in scratch.iterdir():
-        if time.time() - left.stat().st_mtime > 86_400:
+def _remove_leftovers(own: Path) -> None:
+    """Delete what killed runs left beside `own` over a day ago; a live run touches its folder at every step.
+
+    All times are the file system's: our clock may have been set since, or be another machine's.
+    """
+    os.utime(own)
+    now = own.stat().st_mtime
+    for left in own.parent.iterdir():
+        if left != own and now - left.stat().st_mtime > 86_400:
             shutil.rmtree(left, ignore_errors=True)
 
 

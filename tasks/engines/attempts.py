@@ -14,8 +14,6 @@ from routetune.tasks.trial import Outcome
 DEATHS_IN_A_ROW = 3
 
 _DEATHS = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
-#: A death that may be the doing of an earlier step, or of somebody else, so that one more try tells more.
-_TRY_AGAIN = frozenset({Outcome.CRASHED, Outcome.KILLED})
 
 
 class Attempts:
@@ -49,7 +47,10 @@ class Attempts:
         try:
             return self.worker.call(step, arguments, seconds, log)
         except StepFailed as failed:
-            if failed.fresh or failed.outcome not in _TRY_AGAIN:
+            if failed.outcome is Outcome.KILLED:
+                # SIGKILL is somebody else's doing: where the step passes now, nothing is said of the route.
+                return self.worker.call(step, arguments, seconds, log)
+            if failed.fresh or failed.outcome is not Outcome.CRASHED:
                 raise
             first = failed
         self.worker.call(step, arguments, seconds, log)

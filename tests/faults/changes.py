@@ -128,7 +128,7 @@ def eight_on_one_store(case: Case) -> None:
 def long_past(case: Case) -> None:
     """10,000 rows of this target, of an earlier year, appended under a run; they stay readable."""
     site = case.tuned()
-    with case.stopped(site, "--force", at=0.5):
+    with case.stopped(site, "--force", at=0.1):
         records = open_store(site.store).records
         [pattern] = records.read().slice(0, 1).to_pylist()
         past = pattern | {"run": "20200101T000000Z-00000000", "finished_at": datetime(2020, 1, 1, tzinfo=UTC)}

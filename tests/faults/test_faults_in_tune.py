@@ -149,5 +149,5 @@ def test_a_machine_that_breaks_stops_the_run_and_blames_no_route(
     broken.unlink()
     summary = answer(routetune("tune", target, "--json", **variables, ORT_TEST_MENDED="1"))
     assert summary["counts"]["trials"] == 8
-    rows = open_store(store_folder).records.read(columns=("outcome",))["outcome"].to_pylist()
+    rows = open_store(store_folder).records.read(run=summary["run"])["outcome"].to_pylist()
     assert rows == ["eligible"] * 8, "what is known now, not what the broken machine said"
