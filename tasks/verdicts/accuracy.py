@@ -113,6 +113,10 @@ def _not_finite(cases: list[Case], task: list[_Task]) -> Verdict | None:
 def _switched_off(cases: list[Case], task: list[_Task]) -> Verdict | None:
     if any(case.finite for case in cases) or any(one.finite for one in task):
         return None
+    return _off(cases, task)
+
+
+def _off(cases: list[Case], task: list[_Task]) -> Verdict:
     judged: Sequence[Case | _Task] = task or cases
     worst = max(judged, key=lambda case: case.loss)
     reason = (
@@ -149,7 +153,7 @@ def _bits(cases: list[Case], task: list[_Task]) -> Verdict | None:
     case = max(exact, key=lambda case: (case.entry["differing_bits"], case.loss))
     differing = case.entry["differing_bits"]
     if not differing:
-        if len(exact) < sum(case.finite for case in cases) or any(one.finite for one in task):
+        if len(exact) < sum(case.bound for case in cases) or any(one.finite for one in task):
             return None
         return case.verdict(f"all {_count(len(exact), 'output')} are bit-identical (tolerance 0)", "")
     # Equal values in other bytes are 0.0 and -0.0: where the largest difference is 0, all of them are.
@@ -166,6 +170,8 @@ def _threshold(cases: list[Case], task: list[_Task]) -> Verdict:
         case for case in cases if case.rule.of_pairs and 0 < case.rule.tolerance < math.inf
     ]
     judged += [one for one in task if one.finite]
+    if not judged:  # outputs with a tolerance of their own, under a metric that judges no single output
+        return _off(cases, task)
     worst = max(judged, key=lambda case: case.share)
     within = worst.loss <= worst.rule.tolerance
     reason = (

@@ -83,6 +83,11 @@ class Case:
         return self.rule.weight * self.raw
 
     @property
+    def bound(self) -> bool:
+        """Whether a tolerance of its own can fail it; a metric of whole input sets judges no single output."""
+        return self.rule.of_pairs and self.finite
+
+    @property
     def share(self) -> float:
         return share(self.loss, self.rule.tolerance)
 

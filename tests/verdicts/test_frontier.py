@@ -113,3 +113,14 @@ def test_the_staircase_of_four_places() -> None:
     frontier = Frontier(losses, ranked([1.0] * 16, [(0, str(index)) for index in range(16)]))
     epsilons = [math.inf, 0.065, 0.054, 0.044, 0.036, 0.025, 0.015, 0.007]
     assert frontier.at(epsilons)[0].tolist() == [16, 15, 13, 8, 7, 4, 3, 1]
+
+
+@pytest.mark.parametrize("own", [0.0, 0.5])
+def test_a_metric_of_input_sets_that_is_off_leaves_no_output_to_judge(own: float) -> None:
+    """A tolerance of an output's own means nothing under a metric that judges no single output."""
+    same = {"y": np.ones(3, np.float32), "z": np.ones(3, np.float32)}
+    report = [{"set": "a", "outputs": compare_outputs(same, same), "task": {"loss": 0.25}}]
+    stated = {"metric": "mine:loss", "tolerance": "inf", "outputs": {"y": {"tolerance": own}}}
+    rules = rules_of(Accuracy.model_validate(stated))
+    verdict = judge(report, rules.default.metric, math.inf, rules.outputs)
+    assert verdict.accepted and "the accuracy check is off" in verdict.reason
