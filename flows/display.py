@@ -58,6 +58,13 @@ def leave_asset(bench: Bench, publication: Publication) -> None:
     Prefect's own server keeps assets as events only: a signal and a lineage to look at. What is published,
     and whether it is whole, only the store can tell.
     """
+    try:
+        _show(bench, publication)
+    except Exception as error:  # what is published stays so, whatever Prefect makes of it
+        warnings.warn(f"the engine could not be shown to Prefect as an asset: {error}", stacklevel=2)
+
+
+def _show(bench: Bench, publication: Publication) -> None:
     subject, manifest = bench.subject, publication.manifest
     engine = Asset(
         key=f"routetune://{subject.target.name}/{subject.key}",
@@ -87,10 +94,7 @@ def leave_asset(bench: Bench, publication: Publication) -> None:
     def show() -> None:
         engine.add_metadata(told)
 
-    try:
-        show()
-    except Exception as error:
-        warnings.warn(f"the engine could not be shown to Prefect as an asset: {error}", stacklevel=2)
+    show()
 
 
 def _made_from(bench: Bench) -> list[str | Asset]:
@@ -99,7 +103,8 @@ def _made_from(bench: Bench) -> list[str | Asset]:
     model, reference = subject.model, subject.bound_to["target"]["reference"]
     outputs = canonical.digest({"model": model.digest, "reference": reference})
     properties = AssetProperties(name=model.path.name, url=model.path.absolute().as_uri())
-    about = AssetProperties(name=f"references of {subject.target.name}", description=reference["source"])
+    source = reference["source"] if isinstance(reference["source"], str) else "saved outputs"
+    about = AssetProperties(name=f"references of {subject.target.name}", description=source)
     return [
         Asset(key=f"routetune://models/{model.digest[:16]}", properties=properties),
         Asset(key=f"routetune://references/{outputs[:16]}", properties=about),

@@ -84,7 +84,7 @@ class Case:
 
     @property
     def bound(self) -> bool:
-        """Whether a tolerance of its own can fail it; a metric of whole input sets judges no single output."""
+        """Whether its tolerance can fail it: a metric of whole input sets judges no single output."""
         return self.rule.of_pairs and self.finite
 
     @property

@@ -13,6 +13,7 @@ import onnxruntime
 from routetune.tasks.engines.steps import engine_from, loaded
 from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.store import open_store
+from routetune.tasks.store.files import hash_file
 from routetune.tasks.store.loader import load_current
 from routetune.tasks.store.records import Records
 from routetune.tasks.trial import REPRODUCIBLE
@@ -31,7 +32,7 @@ class Snapshot:
         rows: (run, route) -> its row of the records.
     """
 
-    entries: dict[Path, tuple[int, int]]
+    entries: dict[Path, tuple[int, str]]
     rows: Rows
 
 
@@ -62,8 +63,8 @@ class Findings:
 def snapshot(site: Site) -> Snapshot:
     entries = {}
     for path in (site.store / "entries").glob("??/??/*.json"):
-        status = path.stat()
-        entries[path] = (status.st_ino, status.st_mtime_ns)
+        # Not its time of change: whoever uses an entry moves that, for the collector to see.
+        entries[path] = (path.stat().st_ino, hash_file(path))
     return Snapshot(entries, rows_of(site))
 
 

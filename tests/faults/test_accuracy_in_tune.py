@@ -161,9 +161,10 @@ def test_e39_what_is_published_is_what_was_checked_and_timed(
     [one] = input_sets(opened, inspect_model(opened))
     plain = onnxruntime.SessionOptions()
     plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    losses = []
+    losses, built = [], []
     for arguments in ((), ("--refresh",)):
         summary = tune(target, *arguments)
+        built.append([trial["loss"] for trial in summary["trials"]])
         outputs = []
         for model in (opened.model, summary["engine"]):
             session = onnxruntime.InferenceSession(model, plain, providers=["CPUExecutionProvider"])
@@ -173,7 +174,9 @@ def test_e39_what_is_published_is_what_was_checked_and_timed(
         keys = [entry.key for entry in open_store(store_folder).entries]
         checked = {key["engine"] for key in keys if key["stage"] == "accuracy"}
         assert summary["engine_digest"] in checked
-    assert losses[0] != losses[1]
+    assert not set(built[0]) & set(
+        built[1]
+    )  # all anew; what was published first may have stayed all the same
 
 
 METRIC = """
