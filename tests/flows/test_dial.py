@@ -30,7 +30,7 @@ labels = "y"
 metric = "lInf"
 tolerance = 7.5
 [search]
-routes = ["@a=[off|on] @b=[off|on] @c=[off|on] @d=[off|on]"]
+routes = ["-a=[off|on] -b=[off|on] -c=[off|on] -d=[off|on]"]
 algorithm = "full"
 [timing]
 seconds = 0.3

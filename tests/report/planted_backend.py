@@ -21,7 +21,7 @@ from routetune.tasks.engines.onnxruntime.backend import OnnxRuntime
 from routetune.tasks.routes.knob import Knob, KnobDatabase
 
 #: place -> what it adds to a score, and the milliseconds that it saves of BASE.
-PLACES = {"@a": (1.0, -1.0), "@b": (2.0, 1.5), "@c": (4.0, 1.5), "@d": (8.0, 1.5)}
+PLACES = {"-a": (1.0, -1.0), "-b": (2.0, 1.5), "-c": (4.0, 1.5), "-d": (8.0, 1.5)}
 BASE = 6.0
 
 
