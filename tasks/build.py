@@ -39,20 +39,25 @@ def build(bench: Bench, route: Route) -> Trial:
 
 def is_kept(bench: Bench, route: Route) -> bool:
     """Whether the store has what became of the build, with all its bytes; they are not read."""
-    source = source_of(bench, route)
-    discard(bench, source)
-    if source.failure is not None:
+    key = _kept_key(bench, route)
+    if key is None:
         return True
-    entry = bench.store.entries.get(_key(bench, source))
+    entry = bench.store.entries.get(key)
     return entry is not None and all(bench.store.blobs.has(blob) for blob in entry.blobs)
 
 
 def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
     """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
+    key = _kept_key(bench, route)
+    value = None if key is None else bench.known(key)
+    return None if value is None else value.get("engine")
+
+
+def _kept_key(bench: Bench, route: Route) -> dict[str, Any] | None:
+    """The key of a route's build, for a look in the store; None where its model cannot be rewritten."""
     source = source_of(bench, route)
     discard(bench, source)
-    value = None if source.failure is not None else bench.known(_key(bench, source))
-    return None if value is None else value.get("engine")
+    return None if source.failure is not None else _key(bench, source)
 
 
 def trial_of(route: Route, answer: Answer) -> Trial:

@@ -33,3 +33,7 @@ class NoEligibleRoute(RoutetuneError):
     """The search ended without a single route that is both runnable and accurate enough."""
 
     exit_code = 4
+
+
+class NeedsBuild(RoutetuneError):
+    """What is asked for cannot be had from what the store holds: the target must be tuned."""

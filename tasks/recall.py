@@ -9,7 +9,7 @@ from typing import Any
 
 from routetune.tasks.bench import Bench
 from routetune.tasks.build import kept_engine
-from routetune.tasks.errors import BadInput, RoutetuneError
+from routetune.tasks.errors import BadInput, NeedsBuild
 from routetune.tasks.judging import judged
 from routetune.tasks.recorded import Recorded, recorded
 from routetune.tasks.routes.tuning_log import parse_tokens
@@ -22,10 +22,6 @@ from routetune.tasks.verdicts.thresholds import dial_of, threshold
 
 #: Steps that a recorded trial has behind it.
 STEPS = ("build", "accuracy", "timing")
-
-
-class NeedsBuild(RoutetuneError):
-    """What is asked for cannot be had from what the store holds: the target must be tuned."""
 
 
 @stage("recall trials", of="run")

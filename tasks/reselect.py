@@ -6,15 +6,11 @@ import warnings
 
 from routetune.tasks.bench import Bench
 from routetune.tasks.build import is_kept
-from routetune.tasks.errors import BadInput
+from routetune.tasks.errors import BadInput, NeedsBuild
 from routetune.tasks.routes.expression import parse_route
 from routetune.tasks.routes.route import Route
 from routetune.tasks.status import Freshness
 from routetune.tasks.trial import REPRODUCIBLE
-
-
-class NeedsBuild(Exception):
-    """The choice cannot be made anew from what is kept."""
 
 
 def recorded_routes(bench: Bench, state: Freshness) -> list[Route] | None:

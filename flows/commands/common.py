@@ -26,6 +26,9 @@ StoreOption = Annotated[
     typer.Option("--store", help="Folder of engines, entries and records. [env ROUTETUNE_STORE]"),
 ]
 TargetArgument = Annotated[Path, typer.Argument(help="The target file (TOML).")]
+TargetsArgument = Annotated[
+    list[Path] | None, typer.Argument(help="Target files, or folders of them. [default: this folder]")
+]
 
 #: Knobs begin with a dash as options do; no command may have short options, or these would be ambiguous.
 KNOBS_AS_ARGUMENTS = {"ignore_unknown_options": True}

@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from routetune.flows.commands.common import Json, StoreOption, answer, app
-
-TargetsArgument = Annotated[
-    list[Path] | None, typer.Argument(help="Target files, or folders of them. [default: this folder]")
-]
+from routetune.flows.commands.common import Json, StoreOption, TargetsArgument, answer, app
 
 
 @app.command()

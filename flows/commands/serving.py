@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from routetune.flows.commands.common import Json, StoreOption, answer, app
+from routetune.flows.commands.common import Json, StoreOption, TargetsArgument, answer, app
 from routetune.tasks.errors import BadInput
-
-TargetsArgument = Annotated[
-    list[Path] | None, typer.Argument(help="Target files, or folders of them. [default: this folder]")
-]
 
 
 @app.command()

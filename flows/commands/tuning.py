@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from routetune.flows.commands.common import Json, StoreOption, TargetArgument, answer, app
+from routetune.flows.commands.common import Json, StoreOption, TargetArgument, TargetsArgument, answer, app
 from routetune.tasks.errors import RoutetuneError
 
 #: Exit code of a check that found something stale.
@@ -56,9 +56,7 @@ def tune(
 
 @app.command()
 def status(
-    targets: Annotated[
-        list[Path] | None, typer.Argument(help="Target files, or folders of them. [default: this folder]")
-    ] = None,
+    targets: TargetsArgument = None,
     store: StoreOption = None,
     as_json: Json = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 3 unless every target is fresh.")] = False,

@@ -15,10 +15,10 @@ from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
 from routetune.tasks.build import build_engines
 from routetune.tasks.collect import collect
-from routetune.tasks.errors import BadInput, NoEligibleRoute, RoutetuneError
+from routetune.tasks.errors import BadInput, NeedsBuild, NoEligibleRoute, RoutetuneError
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
-from routetune.tasks.recall import NeedsBuild, recall_trials
+from routetune.tasks.recall import recall_trials
 from routetune.tasks.reference import make_references
 from routetune.tasks.report import document as documents
 from routetune.tasks.report.answers import shown
