@@ -1,8 +1,8 @@
 """Makes sample models: `python -m routetune.data.make squeezenet`.
 
-Two of the models lie in the package. The third is too large for it and is made at first use, in the package's
-own folder if that can be written to; else, or where ROUTETUNE_DATA says so, in a folder that then holds the
-other samples as well, because a target file names its model and its inputs relative to itself.
+Two of the models lie in the package. The others are too large for it and are made at first use, in the
+package's own folder if that can be written to; else, or where ROUTETUNE_DATA says so, in a folder that then
+holds the other samples as well, because a target file names its model and its inputs relative to itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from routetune.data import folder
 from routetune.data.models.files import write
 
-SAMPLES = {"digits_cnn": "digits", "encoder": "encoder", "squeezenet": "squeezenet"}  # model -> target
+#: Model -> target.
+SAMPLES = {"digits_cnn": "digits", "encoder": "encoder", "minilm": "minilm_qdq", "squeezenet": "squeezenet"}
 
 
 def home() -> Path:

@@ -6,13 +6,14 @@ fusions to find. The weights mean nothing, but are scaled so that every layer, t
 the outputs.
 
     input_ids, attention_mask: int64 [batch, sequence], 1 <= sequence <= 128
-    last_hidden_state: float32 [batch, sequence, 128]     logits: float32 [batch, 8], from the first token
+    last_hidden_state: float32 [batch, sequence, hidden]  logits: float32 [batch, 8], from the first token
 """
 
 from __future__ import annotations
 
 import sys
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 SEED = 0
-LAYERS, HIDDEN, HEADS, INNER = 2, 128, 4, 512
 VOCABULARY, POSITIONS, CLASSES = 512, 128, 8
-HEAD = HIDDEN // HEADS
 PAD, FIRST, LAST, WORDS = 0, 1, 2, 3  # reserved token ids; words begin at 3
 
 SENTENCES = (
@@ -47,10 +46,24 @@ SENTENCES = (
 )
 
 
+@dataclass(frozen=True)
+class Size:
+    """How large an encoder is: layers, width of the tokens, heads of attention, width between projections."""
+
+    layers: int
+    hidden: int
+    heads: int
+    inner: int
+
+
+SMALL = Size(layers=2, hidden=128, heads=4, inner=512)
+
+
 class _Graph:
     """Collects nodes and weights; every method returns the name of the tensor it adds."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
+        self.size = size
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, Array] = {}
         self.random = np.random.RandomState(SEED)
@@ -80,8 +93,8 @@ class _Graph:
 
     def normalised(self, name: str, source: str) -> str:
         """Layer normalisation over the last axis, spelled out."""
-        scale = self.constant(f"{name}.weight", uniform(self.random, (HIDDEN,), 0.7, 1.3))
-        shift = self.constant(f"{name}.bias", uniform(self.random, (HIDDEN,), -0.2, 0.2))
+        scale = self.constant(f"{name}.weight", uniform(self.random, (self.size.hidden,), 0.7, 1.3))
+        shift = self.constant(f"{name}.bias", uniform(self.random, (self.size.hidden,), -0.2, 0.2))
         mean = self.add("ReduceMean", f"{name}.mean", source, axes=[-1], keepdims=1)
         centred = self.add("Sub", f"{name}.sub", source, mean)
         squares = self.add("Pow", f"{name}.pow", centred, self.scalar(2.0))
@@ -111,8 +124,8 @@ def _position_ids(graph: _Graph) -> str:
 
 
 def _embeddings(graph: _Graph) -> str:
-    words = graph.constant("words", uniform(graph.random, (VOCABULARY, HIDDEN), -1.0, 1.0))
-    positions = graph.constant("positions", uniform(graph.random, (POSITIONS, HIDDEN), -0.5, 0.5))
+    words = graph.constant("words", uniform(graph.random, (VOCABULARY, graph.size.hidden), -1.0, 1.0))
+    positions = graph.constant("positions", uniform(graph.random, (POSITIONS, graph.size.hidden), -0.5, 0.5))
     word = graph.add("Gather", "words.gather", words, "input_ids", axis=0)
     position = graph.add("Gather", "positions.gather", positions, _position_ids(graph), axis=0)
     return graph.normalised("embeddings.norm", graph.add("Add", "embeddings", word, position))
@@ -128,9 +141,12 @@ def _mask(graph: _Graph) -> str:
 
 
 def _attention(graph: _Graph, name: str, source: str, mask: str) -> str:
+    hidden, count = graph.size.hidden, graph.size.heads
+    head = hidden // count
+
     def heads(part: str, gain: float, order: list[int]) -> str:
-        wide = graph.projection(f"{name}.{part}", source, HIDDEN, HIDDEN, gain)
-        split = graph.add("Reshape", f"{name}.{part}.split", wide, graph.integers(0, 0, HEADS, HEAD))
+        wide = graph.projection(f"{name}.{part}", source, hidden, hidden, gain)
+        split = graph.add("Reshape", f"{name}.{part}.split", wide, graph.integers(0, 0, count, head))
         return graph.add("Transpose", f"{name}.{part}.heads", split, perm=order)
 
     # A gain above 1 makes the softmax prefer some tokens; at 1 it nearly averages and the mask does little.
@@ -138,42 +154,43 @@ def _attention(graph: _Graph, name: str, source: str, mask: str) -> str:
     key = heads("key", 1.5, [0, 2, 3, 1])
     value = heads("value", 1.0, [0, 2, 1, 3])
     scores = graph.add("MatMul", f"{name}.scores", query, key)
-    scaled = graph.add("Div", f"{name}.scaled", scores, graph.scalar(float(np.float32(np.sqrt(HEAD)))))
+    scaled = graph.add("Div", f"{name}.scaled", scores, graph.scalar(float(np.float32(np.sqrt(head)))))
     masked = graph.add("Add", f"{name}.masked", scaled, mask)
     weights = graph.add("Softmax", f"{name}.softmax", masked, axis=3)
     mixed = graph.add("MatMul", f"{name}.mixed", weights, value)
     back = graph.add("Transpose", f"{name}.back", mixed, perm=[0, 2, 1, 3])
-    joined = graph.add("Reshape", f"{name}.joined", back, graph.integers(0, 0, HIDDEN))
-    return graph.projection(f"{name}.output", joined, HIDDEN, HIDDEN)
+    joined = graph.add("Reshape", f"{name}.joined", back, graph.integers(0, 0, hidden))
+    return graph.projection(f"{name}.output", joined, hidden, hidden)
 
 
 def _layer(graph: _Graph, name: str, source: str, mask: str) -> str:
+    hidden, wide = graph.size.hidden, graph.size.inner
     attended = _attention(graph, f"{name}.attention", source, mask)
     middle = graph.normalised(
         f"{name}.attention.norm", graph.add("Add", f"{name}.attention.residual", attended, source)
     )
-    inner = graph.gelu(f"{name}.gelu", graph.projection(f"{name}.inner", middle, HIDDEN, INNER))
-    outer = graph.projection(f"{name}.outer", inner, INNER, HIDDEN)
+    inner = graph.gelu(f"{name}.gelu", graph.projection(f"{name}.inner", middle, hidden, wide))
+    outer = graph.projection(f"{name}.outer", inner, wide, hidden)
     return graph.normalised(f"{name}.norm", graph.add("Add", f"{name}.residual", outer, middle))
 
 
-def build() -> onnx.ModelProto:
+def build(size: Size = SMALL) -> onnx.ModelProto:
     """Build the whole model; see the top of the file for its inputs and outputs."""
     from onnx import TensorProto, helper, numpy_helper
 
-    graph = _Graph()
+    graph = _Graph(size)
     hidden, mask = _embeddings(graph), _mask(graph)
-    for index in range(LAYERS):
+    for index in range(size.layers):
         hidden = _layer(graph, f"layer{index}", hidden, mask)
     graph.nodes.append(helper.make_node("Identity", [hidden], ["last_hidden_state"], "last_hidden_state"))
     first = graph.add("Gather", "first", hidden, "zero", axis=1)
-    logits = graph.projection("classifier", first, HIDDEN, CLASSES)
+    logits = graph.projection("classifier", first, size.hidden, CLASSES)
     graph.nodes.append(helper.make_node("Identity", [logits], ["logits"], "logits"))
     tokens: list[str | int] = ["batch", "sequence"]
     names = ("input_ids", "attention_mask")
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, tokens) for name in names]
     outputs = [
-        helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, [*tokens, HIDDEN]),
+        helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, [*tokens, size.hidden]),
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CLASSES]),
     ]
     stored = [numpy_helper.from_array(value, name) for name, value in graph.weights.items()]

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from routetune.data import folder, make
-from routetune.data.models import digits_cnn, encoder, squeezenet
+from routetune.data.models import digits_cnn, encoder, minilm, squeezenet
 from routetune.tasks.engines.onnxruntime.knobs import knob_database
 from routetune.tasks.routes.expression import parse, parse_partial
 from routetune.tasks.routes.space import RouteSpace
@@ -26,6 +26,7 @@ from routetune.tasks.verdicts.losses import losses
 DATA = folder()
 # The file that squeezenet.py makes is not in the package; its bytes were the same with onnx 1.18 and 1.23.
 SQUEEZENET = "e8d4fa2eb80fc6d9021f35f931c5c94cbdc5bf87896e4a119b420e64c20670d9"
+MINILM = "0d317d364a93ab5c66b44539efa8f2176cceb1f67ee9568a3eb782ebe7e5a49e"
 LIMIT = 2_000_000  # bytes a file of the package may have
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -66,7 +67,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_file_of_the_package_is_large() -> None:
     sizes = {path.name: path.stat().st_size for path in DATA.glob("*/*") if path.is_file()}
     assert {"digits_cnn.onnx", "encoder.onnx", "digits.npz", "encoder.npz"} <= set(sizes)
-    sizes.pop("squeezenet.onnx", None)  # made at first use, not a file of the package
+    for made in ("squeezenet.onnx", "minilm.onnx"):  # made at first use, no files of the package
+        sizes.pop(made, None)
     assert max(sizes.values()) < LIMIT
 
 
@@ -147,6 +149,15 @@ def test_squeezenet_is_reproducible_and_discriminates(tmp_path: Path) -> None:
     assert np.abs(logits[0] - logits[1]).max() > 0.1
 
 
+def test_minilm_is_the_encoder_at_another_size(tmp_path: Path) -> None:
+    (path,) = minilm.make(tmp_path)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == MINILM
+    with np.load(DATA / "inputs" / "encoder.npz") as sentences:
+        outputs = run(path, dict(sentences))
+    assert outputs["last_hidden_state"].shape == (8, 64, 384)
+    assert np.abs(np.diff(outputs["logits"], axis=0)).max(axis=1).min() > 0.1
+
+
 def test_ensure_makes_a_model_once_and_lays_the_others_out(
     zoo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,9 +219,14 @@ def test_target_searches_knobs_that_exist_within_its_budget(name: str, zoo: Path
     assert 10 <= len(open_search("fast", space).ask(1000)) <= target.budget.trials < space.size
 
 
-@pytest.mark.parametrize(("name", "size"), [("digits", 16), ("encoder", 32), ("squeezenet", 16)])
-def test_targets_with_places_are_searched_whole_within_their_budget(name: str, size: int, zoo: Path) -> None:
-    home = zoo.parent.parent if name == "squeezenet" else DATA
+@pytest.mark.parametrize(
+    ("name", "size"), [("digits", 16), ("encoder", 32), ("minilm", 8), ("squeezenet", 16)]
+)
+def test_targets_with_places_are_searched_whole_within_their_budget(
+    name: str, size: int, zoo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROUTETUNE_DATA", str(zoo.parent.parent))
+    home = make.ensure(name).parent.parent if name in ("minilm", "squeezenet") else DATA
     target = load_target(home / "targets" / f"{name}_qdq.toml")
     knobs = target_knobs(target, inspect_model(target), "onnxruntime", "cpu")
     space = RouteSpace(parse(target.search.routes, knobs), knobs, [])

@@ -22,6 +22,7 @@ from routetune.data.make import ensure as ensure_sample
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.build import build_engines
+from routetune.tasks.calibrate import calibrate, is_needed
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.reference import make_references
@@ -36,13 +37,16 @@ from tests.benchmarks.search.models import MODELS, ensure
 from tests.benchmarks.search.precision import precision
 
 
-def record(target: Path, folder: Path) -> Path:
+def record(target: Path, folder: Path, keep: bool = False) -> Path:
     """Try every route of a target, and write its landscape.
+
+    Args:
+        keep: leave the store, so that what was found can be used again.
 
     Raises:
         RoutetuneError: the target cannot be tuned, or its budget ended before all its routes were tried.
     """
-    store = folder / "stores" / target.stem
+    store = store_of(target, folder)
     with open_bench(target, open_store(store)) as bench:
         tried = _tune(bench)
         search = bench.subject.target.search
@@ -58,8 +62,14 @@ def record(target: Path, folder: Path) -> Path:
         path = folder / f"{target.stem}.parquet"
         trials = {trial.route: trial for trial in bench.trials.values()}
         write(Landscape(target.stem, space, trials, about), path)
-    shutil.rmtree(store)
+    if not keep:
+        shutil.rmtree(store)
     return path
+
+
+def store_of(target: Path, folder: Path) -> Path:
+    """Where the trials of a recording are kept while it lasts."""
+    return folder / "stores" / target.stem
 
 
 def _tune(bench: Bench) -> int:
@@ -70,6 +80,8 @@ def _tune(bench: Bench) -> int:
     # The stages as plain functions: `fn` is what Prefect wraps.
     stages: list[Any] = [build_engines, check_accuracy, time_engines]
     make_references.fn(bench, input_sets(target, bench.subject.model))  # type: ignore[attr-defined]
+    if is_needed(bench):
+        calibrate.fn(bench, bench.references)  # type: ignore[attr-defined]
     campaign = open_campaign(bench)
     while trials := campaign.ask():
         for stage in stages:
