@@ -129,19 +129,36 @@ def stale_locks(case: Case) -> None:
     case.conclude(site, before)
 
 
-def stolen_locks(case: Case) -> None:
-    """Every lock file is removed while it is held, the device's too, and a second run starts."""
-    site = case.site()
-    own = {"XDG_RUNTIME_DIR": str(site.folder)}
-    site.variables |= own
-    with case.stopped(site, at=0.3) as first:
-        before = snapshot(site)
-        for lock in [*site.store.glob("locks/*.lock"), *site.folder.glob("routetune/*.lock")]:
-            lock.unlink()
-        with site.running() as second:
-            first.go_on()
-            case.findings.ended(second.wait())
-    case.conclude(site, before)
+def removed(lock: Path) -> None:
+    lock.unlink()
+
+
+def replaced(lock: Path) -> None:
+    """By a copy, as a restored backup or a careless editor does."""
+    copy = lock.with_suffix(".copy")
+    copy.write_bytes(lock.read_bytes())
+    copy.replace(lock)
+
+
+def stolen(steal: Callable[[Path], None]) -> Callable[[Case], None]:
+    """Take every lock of a run from it, the device's too, and start a second run beside it."""
+
+    def inject(case: Case) -> None:
+        for at in (0.3, 0.7):
+            site = case.site()
+            site.own_devices()
+            with case.stopped(site, at=at) as first:
+                before = snapshot(site)
+                locks = [*site.store.glob("locks/*.lock"), *site.folder.glob("routetune/*.lock")]
+                assert len(locks) > 1, locks
+                for lock in locks:
+                    steal(lock)
+                with site.running() as second:
+                    first.go_on()
+                    case.findings.ended(second.wait())
+            case.conclude(site, before)
+
+    return inject
 
 
 @contextmanager
@@ -220,7 +237,10 @@ FAULTS = [
     Fault("manifest edited", "one bit, under a tune", edited("manifest.json")),
     Fault("schema of the future", "every entry and a run say schema 99", of_the_future),
     Fault("stale locks", "a killed run's, and one of a dead process for every entry", stale_locks),
-    Fault("stolen locks", "all removed while held, and a second run started", stolen_locks),
+    Fault(
+        "stolen locks", "all removed while held, and a second run started, at 30 and 70 %", stolen(removed)
+    ),
+    Fault("replaced locks", "the same, with another file of the name in their place", stolen(replaced)),
     Fault("disk full", "a small disk filled to the last byte at 30 and 95 % of a run's steps", disk_full),
     Fault("read-only store", "mounted read-only between a kill and the next tune", read_only),
 ]
