@@ -11,8 +11,10 @@ from typing import Any
 
 import typer
 from routetune.flows.commands import answer, app
-from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.errors import RoutetuneError, Terminated
 
+#: Exit code after a Ctrl-C.
+INTERRUPTED = 130
 #: Prefect may take this long to hand its last events over and to stop a server of its own, and less where the
 #: server is lost.
 LEAVE_SECONDS = 20.0
@@ -28,6 +30,8 @@ def main() -> None:
     warnings.showwarning = _warn
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer keeps a Ctrl-C to itself
+            code = _explained(KeyboardInterrupt())
     except BaseException as error:
         code = _explained(error)
     _leave(int(code or 0))
@@ -38,8 +42,10 @@ def _explained(error: BaseException) -> int:
     details: dict[str, Any] = {}
     if isinstance(error, RoutetuneError):
         text, code, details = str(error), error.exit_code, error.details
+    elif isinstance(error, Terminated):
+        text, code = "ended by SIGTERM; run again to go on from here", error.exit_code
     elif isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        text, code = "interrupted; run again to go on from here", 130
+        text, code = "interrupted; run again to go on from here", INTERRUPTED
     elif isinstance(error, OSError):
         text, code = f"the system refused: {error}; what was finished is kept", 1
     elif callable(message := getattr(error, "format_message", None)):  # a usage error of the command line

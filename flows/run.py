@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from routetune.tasks.canonical import number
-from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.errors import RoutetuneError, Terminated
 
 #: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
 #: is a child process that prints to our stderr, and has nothing to tell a person who started none.
@@ -79,9 +81,15 @@ def _run(name: str, quiet: bool, *arguments: Any) -> dict[str, Any]:
             stack.enter_context(listening(stack.enter_context(closing(Bar()))))
         # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
+        # Prefect ends its run at a SIGTERM, and then hands it on to us.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
         stack.enter_context(patiently())
         report: dict[str, Any] = run_through(flow, *arguments)
     return report
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _check_server() -> None:

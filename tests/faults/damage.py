@@ -16,6 +16,9 @@ from tests.faults.fault import Case, Fault
 from tests.faults.questions import snapshot
 from tests.faults.site import Site
 
+#: Mounts the folder of the first argument over itself read-only, and becomes what the others say.
+MOUNTED = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+
 Damage = Callable[[list[Path]], None]
 
 
@@ -162,8 +165,8 @@ def stolen(steal: Callable[[Path], None]) -> Callable[[Case], None]:
 
 
 @contextmanager
-def small_disk(site: Site) -> Iterator[Callable[..., None]]:
-    """The store on a disk of its own of 64 MiB; yields a way to mount it anew with other options."""
+def small_disk(site: Site) -> Iterator[None]:
+    """The store on a disk of its own of 64 MiB."""
     if os.getuid() != 0:
         pytest.skip("mounting takes root")
     site.store.mkdir()
@@ -174,12 +177,8 @@ def small_disk(site: Site) -> Iterator[Callable[..., None]]:
     )
     if mounted.returncode:
         pytest.skip(f"nothing can be mounted here: {mounted.stderr}")
-
-    def remount(option: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{option}", site.store], check=True)
-
     try:
-        yield remount
+        yield
     finally:
         subprocess.run(["umount", "--lazy", site.store], check=True)
 
@@ -208,18 +207,19 @@ def fill(filler: Path) -> None:
 
 
 def read_only(case: Case) -> None:
+    """Root may write wherever nothing is mounted read-only, so it is mounted so, seen by the tune alone."""
     site = case.site()
-    with small_disk(site) as remount:
-        with case.stopped(site, at=0.5) as tune:
-            case.killed(site, tune)
-        before = snapshot(site)
-        remount("ro")
-        with site.running() as tune:
-            refused = case.findings.ended(tune.wait())
-        if refused.code != 1 or "mounted read-only" not in refused.err:
-            case.findings.wrong.append(f"not refused for the read-only store: {refused.err[-300:]}")
-        remount("rw")
-        case.conclude(site, before)
+    with case.stopped(site, at=0.5) as tune:
+        case.killed(site, tune)
+    before = snapshot(site)
+    inside = ("unshare", "--map-root-user", "--mount", "sh", "-c", MOUNTED, "sh", str(site.store))
+    if (probe := subprocess.run([*inside, "true"], capture_output=True, text=True)).returncode:
+        pytest.skip(f"nothing can be mounted here: {probe.stderr}")
+    with site.running(inside=inside) as tune:
+        refused = case.findings.ended(tune.wait())
+    if refused.code != 1 or "mounted read-only" not in refused.err:
+        case.findings.wrong.append(f"not refused for the read-only store: {refused.err[-300:]}")
+    case.conclude(site, before)
 
 
 def _each(what: str, damage: Damage, how: str, usual: bool = False) -> Fault:

@@ -66,11 +66,22 @@ def of_the_worker(case: Case) -> None:
 
 
 def by_the_user(case: Case) -> None:
+    _asked_to_end(case, signal.SIGINT, 130)
+
+
+def by_the_system(case: Case) -> None:
+    _asked_to_end(case, signal.SIGTERM, 143)
+
+
+def _asked_to_end(case: Case, number: signal.Signals, code: int) -> None:
     for at in (0.2, 0.7):
         site = case.site()
         with case.stopped(site, at=at) as tune:
             before = snapshot(site)
-            tune.process.send_signal(signal.SIGINT)
+            tune.process.send_signal(number)
+        assert tune.ended is not None
+        if tune.ended.code != code or "run again to go on" not in tune.ended.err:
+            case.findings.wrong.append(f"not ended as asked to: {tune.ended.code} {tune.ended.err[-500:]}")
         case.conclude(site, before)
 
 
@@ -91,4 +102,5 @@ FAULTS = [
     ),
     Fault("SIGKILL of the worker", "from outside, at 40 and 80 % of a run's steps", of_the_worker),
     Fault("Ctrl-C", "SIGINT at 20 and 70 %", by_the_user),
+    Fault("SIGTERM", "as from an init system, at 20 and 70 %", by_the_system),
 ]

@@ -58,7 +58,7 @@ class Findings:
             self.hung.append(f"a tune did not end in time: {ended.err[-500:]}")
         elif "Traceback" in ended.err and not killed:
             self.wrong.append(f"a traceback, not a sentence: {ended.err[-1500:]}")
-        elif ended.code not in (0, 1, 2, 4, 130) and not (killed and ended.code < 0):
+        elif ended.code not in (0, 1, 2, 4, 130, 143) and not (killed and ended.code < 0):
             self.wrong.append(f"a tune ended with {ended.code}: {ended.err[-500:]}")
         return ended
 

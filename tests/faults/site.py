@@ -212,8 +212,10 @@ class Site:
         target: Path | None = None,
         stop: dict[str, Any] | None = None,
         command: str = "tune",
+        inside: tuple[str, ...] = (),
         **variables: str,
     ) -> Tune:
+        """A tune, or another command, as `inside` starts it: a program that takes the process for it."""
         self._tunes += 1
         answers = self.folder / f"tune-{self._tunes}"
         environment = os.environ | {
@@ -226,7 +228,7 @@ class Site:
         started = [sys.executable, str(HERE / "stopper.py"), command, str(target or self.target), "--json"]
         with answers.with_suffix(".out").open("wb") as out, answers.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
-                [*started, *arguments],
+                [*inside, *started, *arguments],
                 env=environment | self.variables | variables,
                 stdout=out,
                 stderr=err,
