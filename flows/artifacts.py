@@ -11,6 +11,7 @@ from prefect import runtime
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
+from routetune.flows.server import is_lost
 from routetune.tasks.bench import Bench
 from routetune.tasks.report.dial import telling
 from routetune.tasks.report.staircase import Staircase, staircase_of
@@ -31,13 +32,14 @@ def leave_artifacts(summary: dict[str, Any], bench: Bench) -> None:
         }
     )
     about = f"{summary['target']} on {summary['environment']}. {links}"
-    get_run_logger().info(headline(summary))
     try:
+        get_run_logger().info(headline(summary))
         create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {about}")
         create_markdown_artifact(markdown(summary), key=f"summary-{name}", description=f"Summary of {about}")
         _leave_frontier(staircase_of(bench), name, f"ε of {summary['target']}, and the fastest route at each")
     except Exception as error:
-        warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
+        if not is_lost():  # of which the user has been told
+            warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
 
 
 def _leave_frontier(stairs: Staircase, name: str, description: str) -> None:

@@ -11,10 +11,14 @@ from typing import Any
 
 import typer
 from routetune.flows.commands import answer, app
-from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.errors import RoutetuneError, Terminated
 
-#: Prefect may take this long to hand its last events over and to stop a server of its own.
+#: Exit code after a Ctrl-C.
+INTERRUPTED = 130
+#: Prefect may take this long to hand its last events over and to stop a server of its own, and less where the
+#: server is lost.
 LEAVE_SECONDS = 20.0
+LEAVE_THE_LOST_SECONDS = 2.0
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -26,6 +30,8 @@ def main() -> None:
     warnings.showwarning = _warn
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer keeps a Ctrl-C to itself
+            code = _explained(KeyboardInterrupt())
     except BaseException as error:
         code = _explained(error)
     _leave(int(code or 0))
@@ -36,13 +42,16 @@ def _explained(error: BaseException) -> int:
     details: dict[str, Any] = {}
     if isinstance(error, RoutetuneError):
         text, code, details = str(error), error.exit_code, error.details
+    elif isinstance(error, Terminated):
+        text, code = "ended by SIGTERM; run again to go on from here", error.exit_code
     elif isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        text, code = "interrupted; run again to go on from here", 130
+        text, code = "interrupted; run again to go on from here", INTERRUPTED
     elif isinstance(error, OSError):
         text, code = f"the system refused: {error}; what was finished is kept", 1
     elif callable(message := getattr(error, "format_message", None)):  # a usage error of the command line
         text, code = f"{message()} (see 'routetune --help')", 2
     else:
+        _bound_the_end(1)
         raise error
     if "--json" in sys.argv:
         print(json.dumps({"error": text} | details, indent=2))
@@ -53,10 +62,18 @@ def _explained(error: BaseException) -> int:
 
 
 def _leave(code: int) -> None:
-    """End, within bounds: a dead Prefect server must not hold a process whose answer is out."""
+    """End, within bounds."""
     sys.stdout.flush()
-    if "prefect" in sys.modules:
-        timer = threading.Timer(LEAVE_SECONDS, os._exit, [code])
-        timer.daemon = True
-        timer.start()
+    _bound_the_end(code)
     sys.exit(code)
+
+
+def _bound_the_end(code: int) -> None:
+    """A dead Prefect server must not hold a process whose answer is out."""
+    if "prefect" not in sys.modules:
+        return
+    server = sys.modules.get("routetune.flows.server")
+    seconds = LEAVE_THE_LOST_SECONDS if server and server.is_lost() else LEAVE_SECONDS
+    timer = threading.Timer(seconds, os._exit, [code])
+    timer.daemon = True
+    timer.start()

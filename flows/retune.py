@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 from routetune.flows.artifacts import artifact_name
 from routetune.flows.events import tell
 from routetune.flows.firings import absorb_waiting
+from routetune.flows.server import is_lost, run_through
 from routetune.flows.tune import tune
 from routetune.tasks.report.retuning import markdown
 from routetune.tasks.retune import Night, open_night
@@ -77,8 +78,9 @@ def _side_by_side(night: Night, queues: list[list[Freshness]]) -> None:
 
 
 def _one_by_one(night: Night, queue: list[Freshness]) -> None:
+    root = str(night.store.root)
     for state in queue:
-        night.work(state, lambda one, patience: tune(one.path, str(night.store.root), patience=patience))
+        night.work(state, lambda one, patience: run_through(tune, one.path, root, patience=patience))
 
 
 def _leave_artifact(report: dict[str, Any], name: str) -> None:
@@ -87,4 +89,5 @@ def _leave_artifact(report: dict[str, Any], name: str) -> None:
     try:
         create_markdown_artifact(markdown(report), key=key, description="What a retune found and did")
     except Exception as error:
-        warnings.warn(f"the artifact of the run could not be left with Prefect: {error}", stacklevel=2)
+        if not is_lost():  # of which the user has been told
+            warnings.warn(f"the artifact of the run could not be left with Prefect: {error}", stacklevel=2)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from routetune.tasks.canonical import number
-from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.errors import RoutetuneError, Terminated
 
 #: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
 #: is a child process that prints to our stderr, and has nothing to tell a person who started none.
@@ -21,6 +23,8 @@ QUIET = {
     # Errors reach the user as one sentence of ours; the traceback is in Prefect's own log of the run.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    # Of events that a server which is gone will never get, each with a page of text.
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_CLI_PROMPT": "false",
     # Its usual 20 seconds are not enough where other work has the processors.
@@ -66,6 +70,7 @@ def _run(name: str, quiet: bool, *arguments: Any) -> dict[str, Any]:
         os.environ.setdefault(variable, value)
     _check_server()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from routetune.flows.server import patiently, run_through
     from routetune.tasks.report.progress import listening
 
     flow = getattr(import_module(f"routetune.flows.{name}"), name)
@@ -76,14 +81,22 @@ def _run(name: str, quiet: bool, *arguments: Any) -> dict[str, Any]:
             stack.enter_context(listening(stack.enter_context(closing(Bar()))))
         # Heartbeats pad every flow to a second; they serve deployments, where a dead run must be noticed.
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
-        report: dict[str, Any] = flow(*arguments)
+        # Prefect ends its run at a SIGTERM, and then hands it on to us.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
+        stack.enter_context(patiently())
+        report: dict[str, Any] = run_through(flow, *arguments)
     return report
 
 
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
 def _check_server() -> None:
-    """Ask the server, where one is named, before Prefect fails on it with a traceback."""
+    """Ask the server, where one is named: who names one wants to see the run there."""
+    from prefect.settings import PREFECT_API_URL
     from routetune.tasks.doctor import prefect_server
 
-    answers, found = prefect_server()
+    answers, found = prefect_server(PREFECT_API_URL.value() or "")
     if not answers:
         raise RoutetuneError(f"Prefect: {found}")

@@ -97,9 +97,10 @@ def _knobs() -> tuple[bool, str]:
     return len(database) > 0, f"{len(database)} of {database.version}"
 
 
-def prefect_server() -> tuple[bool, str]:
-    """Whether the server that PREFECT_API_URL names answers; none need be named."""
-    url = os.environ.get("PREFECT_API_URL", "")
+def prefect_server(url: str | None = None) -> tuple[bool, str]:
+    """Whether a server answers: that of an URL, else of the variable PREFECT_API_URL; none need be named."""
+    if url is None:
+        url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return True, "PREFECT_API_URL is not set: each tune starts a server of its own for as long as it runs"
     import httpx

@@ -37,3 +37,9 @@ class NoEligibleRoute(RoutetuneError):
 
 class NeedsBuild(RoutetuneError):
     """What is asked for cannot be had from what the store holds: the target must be tuned."""
+
+
+class Terminated(BaseException):
+    """SIGTERM, as from `systemctl stop` or at a shutdown. Like Ctrl-C it is not for a step to handle."""
+
+    exit_code = 143

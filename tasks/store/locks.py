@@ -44,7 +44,9 @@ class Lock:
             return
         descriptor, self._descriptor = self._descriptor, None
         # Removed while still held: whoever waits on this file sees that the name is gone and starts again.
-        self.path.unlink(missing_ok=True)
+        # Unless somebody has removed it before us: then the name is another's lock by now, or nobody's.
+        if _is_still(descriptor, self.path):
+            self.path.unlink(missing_ok=True)
         # Unlocked by name, since a forked child may still share the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

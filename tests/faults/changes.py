@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import shutil
 import struct
 import subprocess
+from collections import Counter
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from onnx import numpy_helper
 from routetune.tasks.store import open_store
 
 from tests.faults.fault import Case, Fault
-from tests.faults.questions import snapshot, wrong
+from tests.faults.questions import rows_of, snapshot, wrong
 from tests.faults.site import Site
 
 HERE = Path(__file__).parent
@@ -111,18 +114,36 @@ def two_of_one_target(case: Case) -> None:
     case.conclude(site, before)
 
 
-def eight_on_one_store(case: Case) -> None:
+def of_eight_targets(case: Case) -> None:
+    _eight(case, [f"faulty{number}" for number in range(8)])
+
+
+def of_one_target(case: Case) -> None:
+    _eight(case, ["faulty"] * 8)
+
+
+def _eight(case: Case, names: list[str]) -> None:
+    """Eight tunes at once, over one model and so with the same steps, of which each may be made only once."""
     site = case.site()
-    names = [f"faulty{number}" for number in range(8)]
-    tunes = [site.start(target=site.write(name)) for name in names]
-    before = snapshot(site)
-    case.findings.times = len(tunes)
-    for tune in tunes:
-        tune.limit *= len(tunes)
-        case.findings.ended(tune.wait())
-    for name in names:
+    targets = {name: site.write(name) for name in names}
+    with ExitStack() as stack:
+        tunes = [stack.enter_context(site.running(target=targets[name])) for name in names]
+        case.findings.times = len(tunes)
+        for tune in tunes:
+            tune.limit *= len(tunes)
+            if (ended := case.findings.ended(tune.wait())).code != 0:
+                case.findings.wrong.append(f"one of eight ended with {ended.code}: {ended.err[-300:]}")
+    made = Counter(
+        (row["route"], step)
+        for row in rows_of(site).values()
+        for step in set(json.loads(row["seconds"])) - set(row["cached"])
+    )
+    case.findings.lost += [
+        f"{step} of route {route!r} was made {n} times" for (route, step), n in made.items() if n > 1
+    ]
+    for name in targets:
         case.findings.wrong += wrong(site, {}, None, name)
-    case.conclude(site, before, target=names[0])
+        case.conclude(site, snapshot(site), target=name)
 
 
 def long_past(case: Case) -> None:
@@ -165,6 +186,7 @@ FAULTS = [
         two_of_one_target,
         usual=True,
     ),
-    Fault("eight runs on one store", "eight targets over one model, at once", eight_on_one_store),
+    Fault("eight runs on one store", "eight targets over one model, at once", of_eight_targets),
+    Fault("eight runs of one target", "at once", of_one_target),
     Fault("10,000-trial record", "appended under a run", long_past),
 ]

@@ -16,6 +16,9 @@ from tests.faults.fault import Case, Fault
 from tests.faults.questions import snapshot
 from tests.faults.site import Site
 
+#: Mounts the folder of the first argument over itself read-only, and becomes what the others say.
+MOUNTED = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+
 Damage = Callable[[list[Path]], None]
 
 
@@ -129,24 +132,41 @@ def stale_locks(case: Case) -> None:
     case.conclude(site, before)
 
 
-def stolen_locks(case: Case) -> None:
-    """Every lock file is removed while it is held, the device's too, and a second run starts."""
-    site = case.site()
-    own = {"XDG_RUNTIME_DIR": str(site.folder)}
-    site.variables |= own
-    with case.stopped(site, at=0.3) as first:
-        before = snapshot(site)
-        for lock in [*site.store.glob("locks/*.lock"), *site.folder.glob("routetune/*.lock")]:
-            lock.unlink()
-        with site.running() as second:
-            first.go_on()
-            case.findings.ended(second.wait())
-    case.conclude(site, before)
+def removed(lock: Path) -> None:
+    lock.unlink()
+
+
+def replaced(lock: Path) -> None:
+    """By a copy, as a restored backup or a careless editor does."""
+    copy = lock.with_suffix(".copy")
+    copy.write_bytes(lock.read_bytes())
+    copy.replace(lock)
+
+
+def stolen(steal: Callable[[Path], None]) -> Callable[[Case], None]:
+    """Take every lock of a run from it, the device's too, and start a second run beside it."""
+
+    def inject(case: Case) -> None:
+        for at in (0.3, 0.7):
+            site = case.site()
+            site.own_devices()
+            with case.stopped(site, at=at) as first:
+                before = snapshot(site)
+                locks = [*site.store.glob("locks/*.lock"), *site.folder.glob("routetune/*.lock")]
+                assert len(locks) > 1, locks
+                for lock in locks:
+                    steal(lock)
+                with site.running() as second:
+                    first.go_on()
+                    case.findings.ended(second.wait())
+            case.conclude(site, before)
+
+    return inject
 
 
 @contextmanager
-def small_disk(site: Site) -> Iterator[Callable[..., None]]:
-    """The store on a disk of its own of 64 MiB; yields a way to mount it anew with other options."""
+def small_disk(site: Site) -> Iterator[None]:
+    """The store on a disk of its own of 64 MiB."""
     if os.getuid() != 0:
         pytest.skip("mounting takes root")
     site.store.mkdir()
@@ -157,12 +177,8 @@ def small_disk(site: Site) -> Iterator[Callable[..., None]]:
     )
     if mounted.returncode:
         pytest.skip(f"nothing can be mounted here: {mounted.stderr}")
-
-    def remount(option: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{option}", site.store], check=True)
-
     try:
-        yield remount
+        yield
     finally:
         subprocess.run(["umount", "--lazy", site.store], check=True)
 
@@ -191,18 +207,19 @@ def fill(filler: Path) -> None:
 
 
 def read_only(case: Case) -> None:
+    """Root may write wherever nothing is mounted read-only, so it is mounted so, seen by the tune alone."""
     site = case.site()
-    with small_disk(site) as remount:
-        with case.stopped(site, at=0.5) as tune:
-            case.killed(site, tune)
-        before = snapshot(site)
-        remount("ro")
-        with site.running() as tune:
-            refused = case.findings.ended(tune.wait())
-        if refused.code != 1 or "mounted read-only" not in refused.err:
-            case.findings.wrong.append(f"not refused for the read-only store: {refused.err[-300:]}")
-        remount("rw")
-        case.conclude(site, before)
+    with case.stopped(site, at=0.5) as tune:
+        case.killed(site, tune)
+    before = snapshot(site)
+    inside = ("unshare", "--map-root-user", "--mount", "sh", "-c", MOUNTED, "sh", str(site.store))
+    if (probe := subprocess.run([*inside, "true"], capture_output=True, text=True)).returncode:
+        pytest.skip(f"nothing can be mounted here: {probe.stderr}")
+    with site.running(inside=inside) as tune:
+        refused = case.findings.ended(tune.wait())
+    if refused.code != 1 or "mounted read-only" not in refused.err:
+        case.findings.wrong.append(f"not refused for the read-only store: {refused.err[-300:]}")
+    case.conclude(site, before)
 
 
 def _each(what: str, damage: Damage, how: str, usual: bool = False) -> Fault:
@@ -220,7 +237,10 @@ FAULTS = [
     Fault("manifest edited", "one bit, under a tune", edited("manifest.json")),
     Fault("schema of the future", "every entry and a run say schema 99", of_the_future),
     Fault("stale locks", "a killed run's, and one of a dead process for every entry", stale_locks),
-    Fault("stolen locks", "all removed while held, and a second run started", stolen_locks),
+    Fault(
+        "stolen locks", "all removed while held, and a second run started, at 30 and 70 %", stolen(removed)
+    ),
+    Fault("replaced locks", "the same, with another file of the name in their place", stolen(replaced)),
     Fault("disk full", "a small disk filled to the last byte at 30 and 95 % of a run's steps", disk_full),
     Fault("read-only store", "mounted read-only between a kill and the next tune", read_only),
 ]

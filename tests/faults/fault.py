@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults.questions import Findings, Snapshot, lost, snapshot, wrong, wrongly_published
+from tests.faults.questions import (
+    Findings,
+    Rows,
+    Snapshot,
+    lost,
+    repeated,
+    rows_of,
+    snapshot,
+    wrong,
+    wrongly_published,
+)
 from tests.faults.site import Ended, Site, Tune
 
 
@@ -19,11 +29,13 @@ class Undisturbed:
     Attributes:
         verdicts: route -> outcome.
         steps: the kind of each step that the run took on its store, in order.
+        seconds: what it took.
     """
 
     site: Site
     verdicts: Mapping[str, str]
     steps: tuple[str, ...]
+    seconds: float
 
 
 @dataclass
@@ -42,14 +54,16 @@ class Case:
     damaged: set[Path] = field(default_factory=set)
     verdicts: dict[str, str] = field(default_factory=dict)
     _sites: int = 0
+    _seen: dict[Path, Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.verdicts = dict(self.undisturbed.verdicts)
 
-    def site(self, server: str = "") -> Site:
-        """A new site with an empty store."""
+    def site(self, server: str | None = None) -> Site:
+        """A new site with an empty store; with "" as its server, each run starts one of its own."""
         self._sites += 1
-        return Site(self.place / f"site-{self._sites}", server or self.undisturbed.site.server)
+        usual = self.undisturbed.site.server
+        return Site(self.place / f"site-{self._sites}", usual if server is None else server)
 
     def tuned(self, without: tuple[str, ...] = ()) -> Site:
         """A new site whose store is that of the undisturbed run."""
@@ -70,11 +84,12 @@ class Case:
             yield tune
             if tune.process.poll() is None:
                 tune.go_on()
-            self.findings.ended(tune.wait(), tune.was_killed)
+            tune.ended = self.findings.ended(tune.wait(), tune.was_killed)
 
     def killed(self, site: Site, tune: Tune) -> None:
-        """Kill a stopped run, and look at what it leaves."""
+        """Kill a stopped run, and look at what it leaves, and at what it has made again."""
         before = snapshot(site)
+        self._compare(site, before)
         tune.kill()
         self.findings.ended(tune.wait(), tune.was_killed)
         self.findings.lost += lost(site, before)
@@ -82,12 +97,21 @@ class Case:
 
     def conclude(self, site: Site, before: Snapshot, *arguments: str, target: str = "faulty") -> Ended:
         """Tune to the end without a fault, and ask the three questions."""
+        self._compare(site, before)
         with site.running(*arguments, target=site.folder / f"{target}.toml") as tune:
             ended = self.findings.ended(tune.wait())
         self.findings.lost += lost(site, before, frozenset(self.damaged))
+        if not self.damaged and ended.code == 0:
+            rows = {of: row for of, row in rows_of(site).items() if of[0] == ended.summary["run"]}
+            self.findings.lost += repeated(before.rows, rows)
         self.findings.wrong += wrong(site, self.verdicts, ended, target)
         self.findings.hung += site.survivors()
         return ended
+
+    def _compare(self, site: Site, now: Snapshot) -> None:
+        """Look for what the runs since the last look have made again."""
+        self.findings.lost += repeated(self._seen.get(site.folder, {}), now.rows)
+        self._seen[site.folder] = now.rows
 
 
 @dataclass(frozen=True)

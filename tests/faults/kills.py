@@ -1,4 +1,4 @@
-"""Faults that end a process: the run itself at any moment, its worker, the Prefect server."""
+"""Faults that end a process: the run itself at any moment, its worker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import random
 import signal
 from typing import Any
 
-import psutil
-
 from tests.faults.fault import Case, Fault
 from tests.faults.questions import snapshot
-from tests.faults.site import Site, kill_tree
-from tests.operations.site import serving
+from tests.faults.site import Site
 
 MOMENTS = 30
 
@@ -68,24 +65,23 @@ def of_the_worker(case: Case) -> None:
         case.conclude(site, before)
 
 
-def of_the_server(case: Case) -> None:
-    with serving(case.place / "server") as server:
-        site = case.site(server.url)
-        with case.stopped(site, at=0.5):
-            before = snapshot(site)
-            for one in psutil.Process().children():
-                if server.url.split(":")[2].removesuffix("/api") in one.cmdline():
-                    kill_tree(one.pid)
-    site.server = case.undisturbed.site.server
-    case.conclude(site, before)
-
-
 def by_the_user(case: Case) -> None:
+    _asked_to_end(case, signal.SIGINT, 130)
+
+
+def by_the_system(case: Case) -> None:
+    _asked_to_end(case, signal.SIGTERM, 143)
+
+
+def _asked_to_end(case: Case, number: signal.Signals, code: int) -> None:
     for at in (0.2, 0.7):
         site = case.site()
         with case.stopped(site, at=at) as tune:
             before = snapshot(site)
-            tune.process.send_signal(signal.SIGINT)
+            tune.process.send_signal(number)
+        assert tune.ended is not None
+        if tune.ended.code != code or "run again to go on" not in tune.ended.err:
+            case.findings.wrong.append(f"not ended as asked to: {tune.ended.code} {tune.ended.err[-500:]}")
         case.conclude(site, before)
 
 
@@ -105,6 +101,6 @@ FAULTS = [
         usual=True,
     ),
     Fault("SIGKILL of the worker", "from outside, at 40 and 80 % of a run's steps", of_the_worker),
-    Fault("SIGKILL of the Prefect server", "its whole process tree, halfway", of_the_server),
     Fault("Ctrl-C", "SIGINT at 20 and 70 %", by_the_user),
+    Fault("SIGTERM", "as from an init system, at 20 and 70 %", by_the_system),
 ]

@@ -16,9 +16,12 @@ from routetune.tasks.store import open_store
 from routetune.tasks.store.files import hash_file
 from routetune.tasks.store.loader import load_current
 from routetune.tasks.store.records import Records
-from routetune.tasks.trial import REPRODUCIBLE
+from routetune.tasks.trial import REPRODUCIBLE, Outcome
 
 from tests.faults.site import Ended, Site
+
+#: What the next run answers from the store; of a failure, that depends on how the route failed.
+ANSWERED = (Outcome.ELIGIBLE, Outcome.INACCURATE, Outcome.CRASHED)
 
 Rows = dict[tuple[str, str], dict[str, Any]]
 
@@ -55,7 +58,7 @@ class Findings:
             self.hung.append(f"a tune did not end in time: {ended.err[-500:]}")
         elif "Traceback" in ended.err and not killed:
             self.wrong.append(f"a traceback, not a sentence: {ended.err[-1500:]}")
-        elif ended.code not in (0, 1, 2, 4, 130) and not (killed and ended.code < 0):
+        elif ended.code not in (0, 1, 2, 4, 130, 143) and not (killed and ended.code < 0):
             self.wrong.append(f"a tune ended with {ended.code}: {ended.err[-500:]}")
         return ended
 
@@ -94,6 +97,29 @@ def lost(site: Site, before: Snapshot, damaged: frozenset[Path] = frozenset()) -
         elif row["outcome"] in REPRODUCIBLE and kept["outcome"] != row["outcome"]:
             found.append(f"route {pair[1]!r} was {row['outcome']}, its row now says {kept['outcome']}")
     return found
+
+
+def repeated(before: Rows, after: Rows) -> list[str]:
+    """Steps that a run made though the records of before it say that they were done.
+
+    Args:
+        after: the rows of runs that began later; of other runs they are left out.
+    """
+    done: dict[tuple[str, ...], set[str]] = {}
+    for row in before.values():
+        if row["outcome"] in ANSWERED:
+            done.setdefault(_trial_of(row), set()).update(json.loads(row["seconds"]))
+    earlier = {run for run, _ in before}
+    return [
+        f"route {route!r}: {', '.join(sorted(again))} was done, and was made again by run {run}"
+        for (run, route), row in after.items()
+        if run not in earlier
+        and (again := done.get(_trial_of(row), set()) & set(json.loads(row["seconds"])) - set(row["cached"]))
+    ]
+
+
+def _trial_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["target"], row["environment"], row["route"]
 
 
 def wrong(

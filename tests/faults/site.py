@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,18 @@ class Ended:
 
 @dataclass
 class Tune:
-    """A tune in a process of its own."""
+    """A tune in a process of its own.
+
+    Attributes:
+        limit: seconds that it may take from when it is waited for.
+        ended: how it went, once a case has waited for it.
+    """
 
     process: subprocess.Popen[str]
     limit: float
     answers: Path
     was_killed: bool = False
+    ended: Ended | None = None
 
     def wait(self) -> Ended:
         try:
@@ -117,8 +123,19 @@ class Tune:
         return False
 
     def workers(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if "routetune.tasks.engines.child" in child.cmdline()]
+        return self._children("routetune.tasks.engines.child")
+
+    def servers(self) -> list[psutil.Process]:
+        """The Prefect server that the run has started itself, where none is named."""
+        return self._children("prefect.server.api.server:create_app")
+
+    def _children(self, argument: str) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if argument in child.cmdline():
+                    found.append(child)
+        return found
 
 
 def kill_tree(pid: int) -> None:
@@ -178,6 +195,10 @@ class Site:
         """Begin with a copy of another site's store."""
         shutil.copytree(other.store, self.store, ignore=lambda at, names: set(without) & set(names))
 
+    def own_devices(self) -> None:
+        """Let the locks of devices be those of this site alone, in its own folder."""
+        self.variables["XDG_RUNTIME_DIR"] = str(self.folder)
+
     def with_sidecar(self) -> Path:
         """Move the weights of the model into a file beside it."""
         model = onnx.load(self.model)
@@ -190,8 +211,11 @@ class Site:
         *arguments: str,
         target: Path | None = None,
         stop: dict[str, Any] | None = None,
+        command: str = "tune",
+        inside: tuple[str, ...] = (),
         **variables: str,
     ) -> Tune:
+        """A tune, or another command, as `inside` starts it: a program that takes the process for it."""
         self._tunes += 1
         answers = self.folder / f"tune-{self._tunes}"
         environment = os.environ | {
@@ -201,10 +225,10 @@ class Site:
         }
         if stop is not None:
             environment["ROUTETUNE_TEST_STOPPER"] = json.dumps({"under": str(self.store), **stop})
-        command = [sys.executable, str(HERE / "stopper.py"), "tune", str(target or self.target), "--json"]
+        started = [sys.executable, str(HERE / "stopper.py"), command, str(target or self.target), "--json"]
         with answers.with_suffix(".out").open("wb") as out, answers.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
-                [*command, *arguments],
+                [*inside, *started, *arguments],
                 env=environment | self.variables | variables,
                 stdout=out,
                 stderr=err,

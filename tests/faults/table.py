@@ -11,7 +11,7 @@ from typing import Any
 
 from routetune.tasks.store.locks import acquire
 
-from tests.faults import changes, damage, kills, trials
+from tests.faults import changes, damage, kills, servers, trials
 from tests.faults.fault import Fault
 from tests.faults.questions import Findings
 
@@ -21,13 +21,17 @@ RESULTS = ROOT / "tests/benchmarks/results/faults.json"
 COMMAND = "ROUTETUNE_WRITE_FIGURES=1 pytest -m faults tests/faults"
 BEGIN, END = "<!-- table of faults -->\n", "<!-- end of the table -->\n"
 
-FAULTS: list[Fault] = [*kills.FAULTS, *damage.FAULTS, *changes.FAULTS]
+FAULTS: list[Fault] = [*kills.FAULTS, *servers.FAULTS, *damage.FAULTS, *changes.FAULTS]
 
 
 def described() -> dict[str, str]:
     """Name of every fault -> how it is injected, in the order of the table."""
     inside = {name: how for name, how, _ in trials.TRIALS.values()}
-    return {fault.name: fault.how for fault in kills.FAULTS} | inside | {f.name: f.how for f in FAULTS}
+    return (
+        {fault.name: fault.how for fault in [*kills.FAULTS, *servers.FAULTS]}
+        | inside
+        | {f.name: f.how for f in FAULTS}
+    )
 
 
 def note(name: str, findings: Findings) -> None:

@@ -5,6 +5,7 @@ All of it: `pytest -m faults tests/faults`. What runs for every change carries `
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ from tests.faults.trials import TRIALS, inject_all
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Undisturbed:
     site = Site(tmp_path_factory.mktemp("undisturbed"), prefect_url)
     log = site.folder / "steps"
+    began = time.monotonic()
     with site.running(stop={"log": str(log)}) as tune:
         ended = tune.wait()
+    seconds = time.monotonic() - began
     assert ended.code == 0, ended.err
     verdicts = {trial["route"]: trial["outcome"] for trial in ended.summary["trials"]}
     assert sorted(verdicts.values()) == ["eligible", "eligible", "inaccurate", "inaccurate"], verdicts
     assert not wrong(site, verdicts, ended)
-    return Undisturbed(site, verdicts, tuple(log.read_text().splitlines()))
+    return Undisturbed(site, verdicts, tuple(log.read_text().splitlines()), seconds)
 
 
 def parameters() -> list[object]:

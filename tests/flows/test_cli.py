@@ -46,6 +46,18 @@ def test_a_server_that_does_not_answer_is_named_before_anything_starts(
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.slow
+def test_a_server_that_a_profile_names_is_asked_too(routetune: Any, tmp_path: Path) -> None:
+    from routetune.data import folder
+
+    profile = f'[profiles.ours]\nPREFECT_API_URL = "{DEAD["PREFECT_API_URL"]}"\n'
+    (tmp_path / "profiles.toml").write_text(f'active = "ours"\n{profile}')
+    named = {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
+    process = routetune("tune", folder() / "targets/digits.toml", "--json", **named)
+    assert process.returncode == 1, process.stderr
+    assert f"{DEAD['PREFECT_API_URL']} does not answer" in json.loads(process.stdout)["error"]
+
+
 def test_knobs_can_be_typed_as_arguments(routetune: Any, tmp_path: Path) -> None:
     found = json.loads(routetune("knobs", "-session.*", "--json").stdout)["tuner_options"]
     assert len(found) > 5 and all(one["option"].startswith("-session.") for one in found)

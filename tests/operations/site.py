@@ -105,10 +105,20 @@ class Server:
     Attributes:
         url: of the API.
         variables: for processes that use it.
+        pid: of its process.
     """
 
     url: str
     variables: dict[str, str]
+    pid: int
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to all that the server is made of."""
+        import psutil
+
+        server = psutil.Process(self.pid)
+        for one in [server, *server.children(recursive=True)]:
+            one.send_signal(number)
 
     def post(self, path: str, **body: Any) -> Any:
         deadline = time.monotonic() + 60
@@ -154,7 +164,7 @@ def serving(folder: Path, database: str | None = None) -> Iterator[Server]:
 
     with process(command, variables, folder / "server.log") as started:
         eventually(answers, 120, "the server answers")
-        yield Server(url, variables)
+        yield Server(url, variables, started.pid)
 
 
 class Site:

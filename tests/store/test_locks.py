@@ -173,6 +173,25 @@ def test_a_device_is_one_for_all_stores_and_the_busy_error_names_the_holder(held
         assert len(list((runtime / "routetune").iterdir())) == 1
 
 
+@pytest.mark.parametrize("stolen", ["removed", "replaced"])
+def test_who_is_stolen_a_lock_does_not_take_it_from_the_next(tmp_path, held, stolen):
+    path = tmp_path / "locks" / f"{DIGEST}.lock"
+    first = locks.acquire(path, "building")
+    if stolen == "removed":
+        path.unlink()
+    else:
+        (tmp_path / "other").touch()
+        (tmp_path / "other").rename(path)
+    second = held(tmp_path, DIGEST)
+    first.release()
+    with pytest.raises(locks.Busy, match=f"process {second.pid} "), locks.making(tmp_path, DIGEST, timeout=0):
+        pass
+    second.communicate()
+    with locks.making(tmp_path, DIGEST, timeout=5):
+        pass
+    assert list(path.parent.iterdir()) == []
+
+
 def test_a_lock_is_freed_by_an_exception(tmp_path):
     with pytest.raises(RuntimeError), locks.making(tmp_path, DIGEST):
         raise RuntimeError
