@@ -23,7 +23,8 @@ from routetune.tasks.targets.wiring import check_wiring
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
-    from routetune.tasks.targets.schema import Profile, Target
+    from routetune.tasks.targets.schema import Target
+    from routetune.tasks.targets.shapes import Profile
 
 #: Element types of inputs and outputs that NumPy itself has, and those that ml_dtypes adds to it.
 NUMPY = frozenset(
