@@ -60,8 +60,8 @@ def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
 def loaded_first(route: Route) -> str:
     """Which side of a route's measurement is loaded first, "candidate" or "control".
 
-    Identical engines, side by side on a GPU, were once seen 0.7 to 1.1 % apart. By the route's id the order is
-    the same whenever a route is timed, and over many routes it favours neither side.
+    Identical engines, side by side on a GPU, were once seen 0.7 to 1.1 % apart. By the route's id the order
+    is the same whenever a route is timed, and over many routes it favours neither side.
     """
     return ("candidate", "control")[int(route.id, 16) % 2]
 

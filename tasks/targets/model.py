@@ -137,7 +137,7 @@ def _recalled(tensors: dict[str, Any]) -> dict[str, TensorInfo]:
     }
 
 
-def signature(path: Path) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
+def interface(path: Path) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
     """The inputs and outputs of an ONNX file, by name.
 
     Raises:
