@@ -10,14 +10,16 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.states import Failed
 from routetune.flows.artifacts import artifact_name
 from routetune.flows.events import tell
 from routetune.flows.firings import absorb_waiting
 from routetune.flows.server import is_lost, run_through
 from routetune.flows.tune import tune
 from routetune.tasks.report.retuning import markdown
-from routetune.tasks.retune import Night, open_night
+from routetune.tasks.retune import Night, TargetsFailed, failures_told, open_night
 from routetune.tasks.status import Freshness
 from routetune.tasks.store import open_store
 
@@ -40,8 +42,10 @@ def retune(
     seconds: float | None = None,
     device_seconds: float | None = None,
     force: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Tune what is not fresh, worst first, one target per device at a time; the others go on when one fails.
+
+    Where targets failed or were refused the flow run ends as failed, with a sentence that names them.
 
     Args:
         targets: target files, or folders of them.
@@ -51,6 +55,9 @@ def retune(
         force: try those too that back off after failures.
 
     Returns: the report as plain JSON; see docs/freshness.md.
+
+    Raises:
+        TargetsFailed: some failed or were refused; it has the report.
     """
     places = [Path(place) for place in ([targets] if isinstance(targets, str) else targets)]
     night = open_night(places, open_store(store and Path(store)), seconds, device_seconds, force)
@@ -58,6 +65,9 @@ def retune(
     report = night.report()
     _leave_artifact(report, "-".join(place.absolute().name for place in places))
     tell(report)
+    if told := failures_told(report):
+        # A state of the usual name, which automations look for; not raised, since nothing here went wrong.
+        return Failed(message=told, data=TargetsFailed(told, report))
     return report
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from routetune.tasks.canonical import number
 from routetune.tasks.errors import RoutetuneError, Terminated
+from routetune.tasks.retune import TargetsFailed
 
 #: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
 #: is a child process that prints to our stderr, and has nothing to tell a person who started none.
@@ -47,9 +48,12 @@ def run_retune(
     force: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Run the flow `retune` likewise."""
+    """Run the flow `retune` likewise; its report, also where targets failed."""
     places = [str(target.absolute()) for target in targets]
-    return _run("retune", quiet, places, str(store), seconds, device_seconds, force)
+    try:
+        return _run("retune", quiet, places, str(store), seconds, device_seconds, force)
+    except TargetsFailed as failed:
+        return failed.report
 
 
 def run_reproduce(target: Path, store: Path, quiet: bool = False) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from routetune.tasks.search.base import Strategy
 from routetune.tasks.search.recorded import Recorded
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.store.records import row
-from routetune.tasks.targets.likeness import signature
+from routetune.tasks.targets.likeness import traits_of
 from routetune.tasks.targets.places import names_places
 from routetune.tasks.timing import without_samples
 from routetune.tasks.trial import Trial
@@ -176,7 +176,7 @@ def open_campaign(bench: Bench, recorded: Sequence[Route] | None = None) -> Camp
     """
     subject = bench.subject
     space = open_space(subject.target.search.routes, bench.database, subject.target.search.exclude)
-    bench.store.signatures.put(subject.model.digest, signature(subject.model))
+    bench.store.traits.put(subject.model.digest, traits_of(subject.model))
     if recorded is not None:
         return Campaign(bench, space, Found((), ()), recorded)
     return Campaign(bench, space, find_priors(bench.store, subject, space, without=bench.run.id))

@@ -23,7 +23,7 @@ from routetune.tasks.store import Store
 from routetune.tasks.store.runs import RunRecord
 from routetune.tasks.subject import Subject
 from routetune.tasks.targets.environment import Environment
-from routetune.tasks.targets.likeness import Likeness, likeness, signature
+from routetune.tasks.targets.likeness import Likeness, likeness, traits_of
 from routetune.tasks.trial import Outcome
 
 #: Routes that are tried ahead of the search.
@@ -145,8 +145,8 @@ class _Scale:
     """Says how alike to a subject others are; reads what was kept of each model once."""
 
     def __init__(self, store: Store, subject: Subject) -> None:
-        self._bound, self._own = subject.bound_to, signature(subject.model)
-        self._kept = cache(store.signatures.get)
+        self._bound, self._own = subject.bound_to, traits_of(subject.model)
+        self._kept = cache(store.traits.get)
 
     def __call__(self, bound: Mapping[str, Any]) -> Likeness:
         kept = None

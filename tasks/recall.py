@@ -11,7 +11,7 @@ from routetune.tasks.bench import Bench
 from routetune.tasks.build import kept_engine
 from routetune.tasks.errors import BadInput, NeedsBuild
 from routetune.tasks.judging import judged
-from routetune.tasks.recorded import Recorded, recorded
+from routetune.tasks.recorded import RecordedRun, recorded
 from routetune.tasks.routes.tuning_log import parse_tokens
 from routetune.tasks.select import contenders_of
 from routetune.tasks.stage import stage
@@ -52,7 +52,7 @@ def recall_trials(bench: Bench, run: str | None) -> list[Trial]:
     return trials
 
 
-def _refuse_moved(bench: Bench, found: Recorded) -> None:
+def _refuse_moved(bench: Bench, found: RecordedRun) -> None:
     if found.moved:
         raise NeedsBuild(
             f"target {bench.subject.target.name!r} needs more than a choice among the trials of run "
@@ -61,7 +61,7 @@ def _refuse_moved(bench: Bench, found: Recorded) -> None:
         )
 
 
-def _refuse_unknown_losses(bench: Bench, found: Recorded) -> None:
+def _refuse_unknown_losses(bench: Bench, found: RecordedRun) -> None:
     """Raises BadInput where the metric was not computed; one report tells, as all have the same metrics."""
     report = next((one["losses"] for one in found.rows if one["losses"] and one["speed"] is not None), None)
     if report is not None:

@@ -21,7 +21,7 @@ HARMLESS = frozenset({"reselect", "search"})
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRun:
     """One run as it was recorded.
 
     Attributes:
@@ -35,7 +35,9 @@ class Recorded:
     moved: tuple[Change, ...]
 
 
-def recorded(subject: Subject, store: Store, run: str | None = None, columns: Sequence[str] = ()) -> Recorded:
+def recorded(
+    subject: Subject, store: Store, run: str | None = None, columns: Sequence[str] = ()
+) -> RecordedRun:
     """The trials of a run; by default of the latest one in today's environment that came to an end.
 
     Args:
@@ -51,7 +53,7 @@ def recorded(subject: Subject, store: Store, run: str | None = None, columns: Se
             raise BadInput(f"run {run!r} is of target {one.target!r}, not of {name!r}")
         if rows := store.records.read(one.id, columns=columns).to_pylist():
             changes = compare(one.bound_to, subject.bound_to)
-            return Recorded(one, rows, tuple(change for change in changes if change.cost not in HARMLESS))
+            return RecordedRun(one, rows, tuple(change for change in changes if change.cost not in HARMLESS))
     what = f"of run {run!r}" if run else f"in this environment ({subject.environment.label})"
     raise BadInput(
         f"target {name!r}: there are no trials {what} in {store.root}; run 'routetune tune "

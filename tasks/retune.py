@@ -31,6 +31,18 @@ BUSY, SKIPPED, BACKING_OFF, CANNOT_TELL = "busy", "skipped", "backing off", "can
 GAINED, KEPT, LOST = "gained", "kept", "lost"
 
 
+class TargetsFailed(RoutetuneError):
+    """A night in which targets failed or were refused; everything else in it was done.
+
+    Attributes:
+        report: of the night, as `Night.report` gives it.
+    """
+
+    def __init__(self, message: str, report: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 @dataclass
 class Night:
     """One look at the targets, and what is done about it.
@@ -214,6 +226,16 @@ def gain(before: dict[str, Any] | None, after: dict[str, Any]) -> str:
     if to_float(after["high"]) < to_float(before["low"]):
         return LOST
     return GAINED if to_float(after["low"]) > to_float(before["high"]) else KEPT
+
+
+def failures_told(report: dict[str, Any]) -> str:
+    """One sentence that names the targets of a report that failed or were refused; "" where none did."""
+    told = []
+    for outcome in (FAILED, REFUSED):
+        names = [one["target"] for one in report["targets"] if one["outcome"] == outcome]
+        if names:
+            told.append(f"{outcome}: {', '.join(names)} ({len(names)} of {len(report['targets'])} targets)")
+    return "; ".join(told)
 
 
 def exit_code(results: list[dict[str, Any]]) -> int:

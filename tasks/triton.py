@@ -28,7 +28,7 @@ from routetune.tasks.store.files import (
 )
 from routetune.tasks.store.loader import Published
 from routetune.tasks.store.signing import KeySource
-from routetune.tasks.targets.model import TensorInfo, signature
+from routetune.tasks.targets.model import TensorInfo, interface
 
 CONFIG = "config.pbtxt"
 #: The first line of every configuration of ours, with the target's name behind it.
@@ -85,7 +85,7 @@ def exported(
     warn_if_stale(published)
     if published.manifest["backend"] == "onnxruntime":
         # Of the engine itself: a route may have fixed dimensions that the model leaves open.
-        inputs, outputs = signature(published.path)
+        inputs, outputs = interface(published.path)
     elif subject is not None:
         inputs, outputs = subject.model.inputs, subject.model.outputs
     else:

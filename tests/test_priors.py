@@ -21,7 +21,7 @@ from routetune.tasks.routes.tuning_log import LoggedTrial, TuningLog
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.records import record_schema, row
 from routetune.tasks.subject import Subject, open_subject
-from routetune.tasks.targets.likeness import signature
+from routetune.tasks.targets.likeness import traits_of
 from routetune.tasks.trial import Trial
 
 OTHER = "b" * 64
@@ -83,10 +83,10 @@ def routes(found: Found) -> list[str]:
 
 
 def test_the_more_alike_comes_first(store: Store, subject: Subject, space: RouteSpace) -> None:
-    sister = signature(subject.model)
+    sister = traits_of(subject.model)
     far = sister | {"operators": sister["operators"] | {"LSTM": 10}}
-    store.signatures.put(OTHER, sister)
-    store.signatures.put("c" * 64, far)
+    store.traits.put(OTHER, sister)
+    store.traits.put("c" * 64, far)
     ran(store, bound(subject, "c" * 64), {"": 1, "-ConvBNFusion=off": 1.9}, target="far")
     ran(store, bound(subject), {"": 1, "-enable_mem_pattern=off": 1.2, "-MatMulAddFusion=off": 1.3})
     there = {"cpu.model": "another"}
@@ -105,7 +105,7 @@ def test_the_more_alike_comes_first(store: Store, subject: Subject, space: Route
 
 
 def test_what_brings_nothing_forward(store: Store, subject: Subject, space: RouteSpace) -> None:
-    store.signatures.put(OTHER, signature(subject.model))
+    store.traits.put(OTHER, traits_of(subject.model))
     ran(store, bound(subject), {"": 1, "-ConvBNFusion=off": 1.2}, target="default-won", won="")
     ran(store, bound(subject), {"": 1, "-enable_mem_pattern=off": 1.005}, target="within-noise")
     inaccurate = "-MatMulAddFusion=off"
@@ -121,7 +121,7 @@ def test_what_brings_nothing_forward(store: Store, subject: Subject, space: Rout
 def test_where_the_default_was_not_eligible_every_eligible_route_helps(
     store: Store, subject: Subject, space: RouteSpace
 ) -> None:
-    store.signatures.put(OTHER, signature(subject.model))
+    store.traits.put(OTHER, traits_of(subject.model))
     slow = "-graph_optimization_level=disabled"
     ran(store, bound(subject), {"": 1, slow: 0.5}, inaccurate=[""])
     assert routes(find_priors(store, subject, space)) == [slow]
@@ -130,7 +130,7 @@ def test_where_the_default_was_not_eligible_every_eligible_route_helps(
 def test_a_winner_goes_before_what_was_only_fast_and_imports_come_last(
     store: Store, subject: Subject, space: RouteSpace
 ) -> None:
-    store.signatures.put(OTHER, signature(subject.model))
+    store.traits.put(OTHER, traits_of(subject.model))
     fast, won = "-enable_mem_pattern=off", "-MatMulAddFusion=off"
     ran(store, bound(subject), {"": 1, fast: 1.4, won: 1.35}, won=won)
     log = TuningLog({}, (LoggedTrial({"-ConvBNFusion": "off", "-gone": "on"}, 0.5),))
@@ -162,17 +162,17 @@ def test_knobs_that_are_unknown_today_are_left_out_with_a_note() -> None:
 def test_what_cannot_be_read_says_nothing_and_breaks_nothing(
     store: Store, subject: Subject, space: RouteSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records and signatures of a newer version, a run of an odd kind."""
+    """Records and traits of a newer version, a run of an odd kind."""
     monkeypatch.setattr("routetune.tasks.store.records.SCHEMA", 99)
-    monkeypatch.setattr("routetune.tasks.store.signatures.SCHEMA", 99)
+    monkeypatch.setattr("routetune.tasks.store.traits.SCHEMA", 99)
     record_schema.cache_clear()
-    store.signatures.put(OTHER, signature(subject.model))
+    store.traits.put(OTHER, traits_of(subject.model))
     newer = ran(store, bound(subject, subject.model.digest), {"": 1, "-enable_mem_pattern=off": 1.5})
     monkeypatch.undo()
     record_schema.cache_clear()
     with pytest.raises(BadInput, match="newer"):
         store.records.read(run=newer)
-    ran(store, bound(subject), {"": 1, "-ConvBNFusion=off": 1.5}, target="newer-signature")
+    ran(store, bound(subject), {"": 1, "-ConvBNFusion=off": 1.5}, target="newer-traits")
     ran(store, {"target": {}, "environment": {"cpu": "x"}}, {"": 1}, target="odd")
     assert routes(find_priors(store, subject, space)) == ["-ConvBNFusion=off"]
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_read_says_nothing_and_breaks_nothing(
 @pytest.mark.slow
 def test_10000_trials_on_record_are_read_in_part(store: Store, subject: Subject, space: RouteSpace) -> None:
     """The most alike runs only, and of these no raw samples."""
-    store.signatures.put(OTHER, signature(subject.model))
+    store.traits.put(OTHER, traits_of(subject.model))
     names = [f"-{term.knob.name[1:]}={term.values[-1]}" for term in space.terms if term.variable]
     speeds = {"": 1.0} | {f"{names[n % len(names)]} -k{n}=1": 1 + n / 1000 for n in range(99)}
     for number in range(100):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from routetune.tasks import retune
 from routetune.tasks.errors import BadInput, NoEligibleRoute
-from routetune.tasks.retune import Night, exit_code, gain, open_night, rests_until, urgency
+from routetune.tasks.retune import Night, exit_code, failures_told, gain, open_night, rests_until, urgency
 from routetune.tasks.status import Freshness, freshness
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.locks import BusyDevice
@@ -223,3 +223,11 @@ def test_no_eligible_route_is_a_failure_with_its_reason(folder: Path, store: Sto
 
     night.work(night.todo[0], tune)
     assert night.results[0]["detail"] == "none of the 2 routes tried is eligible"
+
+
+def test_the_failures_are_told_by_name_and_nothing_else_is_one() -> None:
+    outcomes = {"a": "failed", "b": "tuned", "c": "refused", "d": "failed", "e": "busy", "f": "cannot tell"}
+    targets = [{"target": name, "outcome": outcome} for name, outcome in outcomes.items()]
+    told = "failed: a, d (2 of 6 targets); refused: c (1 of 6 targets)"
+    assert failures_told({"targets": targets}) == told
+    assert failures_told({"targets": [one for one in targets if one["target"] in "bef"]}) == ""

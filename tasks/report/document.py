@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import to_float
-from routetune.tasks.recorded import Recorded, recorded
+from routetune.tasks.recorded import RecordedRun, recorded
 from routetune.tasks.report.course import lane_of
 from routetune.tasks.report.effects import Timed, main_effects
 from routetune.tasks.report.epsilon import weighed
@@ -47,7 +47,7 @@ class Document:
     """
 
     subject: Subject
-    found: Recorded
+    found: RecordedRun
     manifest: dict[str, Any] | None
     stairs: Staircase
     weighed: dict[str, Any]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 from routetune.tasks.canonical import number
-from routetune.tasks.recorded import Recorded, recorded
+from routetune.tasks.recorded import RecordedRun, recorded
 from routetune.tasks.subject import open_subject
 from routetune.tasks.verdicts.frontier import Frontier, Step, ranked
 from routetune.tasks.verdicts.thresholds import dial_of, threshold
@@ -37,7 +37,7 @@ class Staircase:
         metric: what ε bounds.
     """
 
-    def __init__(self, found: Recorded, target: Target, metric: str | None = None) -> None:
+    def __init__(self, found: RecordedRun, target: Target, metric: str | None = None) -> None:
         dial = dial_of(target.accuracy, metric)
         self.found, self.target = found, target
         self.rows, self.metric = found.rows, dial.rules.default.metric

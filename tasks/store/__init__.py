@@ -17,7 +17,7 @@ from routetune.tasks.store.publications import Publications
 from routetune.tasks.store.records import Records
 from routetune.tasks.store.runs import Runs
 from routetune.tasks.store.sealed import Damaged, read_sealed, seal
-from routetune.tasks.store.signatures import Signatures
+from routetune.tasks.store.traits import Traits
 
 #: The layout as a whole; each kind of file has a schema of its own besides.
 SCHEMA = 1
@@ -34,7 +34,7 @@ _PARTS = (
     "timing-caches",
     "priors",
     "digests",
-    "signatures",
+    "traits",
     "seen",
     "set-aside",
 )
@@ -51,7 +51,7 @@ class Store:
     runs: Runs
     publications: Publications
     priors: Priors
-    signatures: Signatures
+    traits: Traits
 
 
 def open_store(path: Path | str | None = None, write: bool = True) -> Store:
@@ -107,7 +107,7 @@ def _opened(root: Path) -> Store:
         Runs(root),
         Publications(root, blobs),
         Priors(root),
-        Signatures(root),
+        Traits(root),
     )
 
 

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 #: A class or function of the user's own, such as "package.module:Name".
 CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
+#: The largest integer of a field: TOML promises 64 bits, and so do the libraries below.
+LARGEST = 2**63 - 1
+
 Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

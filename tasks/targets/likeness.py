@@ -21,7 +21,7 @@ OTHER_VERSION = 0.8
 _GPU = ("gpu.name", "gpu.capability")
 _CPU = ("cpu.model", "cpu.architecture", "cpu.cores")
 
-Signature = Mapping[str, Any]
+ModelTraits = Mapping[str, Any]
 Bound = Mapping[str, Any]
 
 
@@ -43,7 +43,7 @@ class Likeness:
         return {name: round(value, 3) for name, value in asdict(self).items()}
 
 
-def signature(model: ModelInfo) -> dict[str, Any]:
+def traits_of(model: ModelInfo) -> dict[str, Any]:
     """What is kept of a model to compare others with: operators, types and ranks, size; plain JSON.
 
     Returns {"operators": name -> count, "inputs": name -> dtype, "outputs": [dtype and rank, ...], "bytes"}.
@@ -59,12 +59,12 @@ def signature(model: ModelInfo) -> dict[str, Any]:
     }
 
 
-def likeness(mine: Bound, theirs: Bound, model: Signature | None, other: Signature | None) -> Likeness:
+def likeness(mine: Bound, theirs: Bound, model: ModelTraits | None, other: ModelTraits | None) -> Likeness:
     """How alike two subjects are.
 
     Args:
         mine, theirs: bound-to dicts (see `binding.bound_to`).
-        model, other: signatures of their models, None where none was kept.
+        model, other: traits of their models, None where none were kept.
     """
     here, there = mine["environment"], theirs.get("environment", {})
     return Likeness(
@@ -75,7 +75,7 @@ def likeness(mine: Bound, theirs: Bound, model: Signature | None, other: Signatu
     )
 
 
-def _operators(mine: Bound, theirs: Bound, model: Signature | None, other: Signature | None) -> float:
+def _operators(mine: Bound, theirs: Bound, model: ModelTraits | None, other: ModelTraits | None) -> float:
     """Shared operators over all (the weighted Jaccard index of the counts)."""
     if mine["target"].get("model") == theirs.get("target", {}).get("model"):
         return 1.0
@@ -84,7 +84,7 @@ def _operators(mine: Bound, theirs: Bound, model: Signature | None, other: Signa
     return _overlap(Counter(model["operators"]), Counter(other["operators"]))
 
 
-def _shapes(mine: Bound, theirs: Bound, model: Signature | None, other: Signature | None) -> float:
+def _shapes(mine: Bound, theirs: Bound, model: ModelTraits | None, other: ModelTraits | None) -> float:
     """Types in common, times how near the amounts of data are: a factor of 16 halves it."""
     ours, others = _amount(mine), _amount(theirs)
     near: float = UNTOLD if not ours or not others else math.exp2(-abs(math.log2(ours / others)) / 4)

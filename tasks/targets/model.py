@@ -23,7 +23,8 @@ from routetune.tasks.targets.wiring import check_wiring
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
-    from routetune.tasks.targets.schema import Profile, Target
+    from routetune.tasks.targets.schema import Target
+    from routetune.tasks.targets.shapes import Profile
 
 #: Element types of inputs and outputs that NumPy itself has, and those that ml_dtypes adds to it.
 NUMPY = frozenset(
@@ -136,7 +137,7 @@ def _recalled(tensors: dict[str, Any]) -> dict[str, TensorInfo]:
     }
 
 
-def signature(path: Path) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
+def interface(path: Path) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
     """The inputs and outputs of an ONNX file, by name.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.problems import nearest
-from routetune.tasks.targets.schema import Profile, ShapeRange
+from routetune.tasks.targets.shapes import Profile, ShapeRange
 
 if TYPE_CHECKING:
     from routetune.tasks.targets.model import TensorInfo

@@ -20,16 +20,15 @@ from pydantic import (
 )
 from routetune.tasks.errors import BadInput
 from routetune.tasks.reading import TEXT, read_bounded
-from routetune.tasks.targets.fields import CLASS, NotNegative, Positive, Share, Text, number
-from routetune.tasks.targets.fields import Section as _Section
+from routetune.tasks.targets.fields import CLASS, LARGEST, NotNegative, Positive, Section, Share, Text, number
 from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.targets.problems import explain
 from routetune.tasks.targets.quantization import Quantization
+from routetune.tasks.targets.shapes import Profile, ShapeRange
 
 #: What computes the reference outputs, where they are not saved ones.
 SOURCES = ("onnxruntime", "default-route")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LARGEST = 2**63 - 1
 _KEY = r"""(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[A-Za-z0-9_-]++)"""
 #: A key of more than 64 parts: the parser's time goes with the square of their number.
 _MANY_PARTS = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_KEY}[ \t]*+\.[ \t]*+){{64}}", re.MULTILINE)
@@ -52,21 +51,6 @@ def _path(value: Any, info: ValidationInfo) -> Path:
 
 def _several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """A shape written as "1x3x224x224" or as [1, 3, 224, 224]; [] is a scalar's."""
-    rule = 'must be a shape such as "1x3x224x224" or [1, 3, 224, 224]'
-    if isinstance(value, str):
-        parts = value.lower().split("x")
-        if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
-            raise ValueError(rule)
-        return tuple(int(part) for part in parts)
-    if not isinstance(value, tuple):
-        raise ValueError(rule)
-    if not all(type(size) is int and 0 <= size <= _LARGEST for size in value):
-        raise ValueError(rule)
-    return value
 
 
 def _range(value: Any) -> tuple[int | float, int | float]:
@@ -101,51 +85,11 @@ def _is_saved(value: Any) -> bool:
 
 
 ConfigPath = Annotated[Path, BeforeValidator(_path)]
-Shape = Annotated[tuple[int, ...], BeforeValidator(_shape)]
-Seed = Annotated[int, Field(ge=0, le=_LARGEST)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST)]
 Capability = Annotated[str, Field(pattern=r"^[1-9]\d?\.\d$")]
 
 
-class ShapeRange(_Section):
-    """The shapes one input may take: every dimension from `min` to `max`, tuned and timed at `opt`."""
-
-    min: Shape
-    opt: Shape
-    max: Shape
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_shape(cls, value: Any) -> Any:
-        if isinstance(value, (str, tuple)):
-            shape = _shape(value)
-            return {"min": shape, "opt": shape, "max": shape}
-        return value
-
-    @model_validator(mode="after")
-    def _ordered(self) -> ShapeRange:
-        if not len(self.min) == len(self.opt) == len(self.max):
-            raise ValueError("must have the same number of dimensions in min, opt and max")
-        for axis, (low, best, high) in enumerate(zip(self.min, self.opt, self.max, strict=True)):
-            if not low <= best <= high:
-                raise ValueError(f"must be min <= opt <= max, but dimension {axis} has {low}, {best}, {high}")
-        return self
-
-
-class Profile(_Section):
-    """One optimization profile. The profile with the largest weight (the first of equals) is timed."""
-
-    weight: Positive = 1.0
-    shapes: dict[str, ShapeRange]
-
-    def as_order(self) -> dict[str, dict[str, list[int]]]:
-        """The profile as `BuildOrder` takes it: input name -> {"min": [...], "opt": [...], "max": [...]}."""
-        return {
-            name: {"min": list(shape.min), "opt": list(shape.opt), "max": list(shape.max)}
-            for name, shape in sorted(self.shapes.items())
-        }
-
-
-class Reference(_Section):
+class Reference(Section):
     """The inputs that accuracy is judged on, and what computes the outputs they should give.
 
     `inputs` are npz files of the user's; without them `samples` seeded sets are drawn at every profile's opt.
@@ -177,7 +121,7 @@ class Reference(_Section):
         return () if isinstance(self.source, str) else self.source
 
 
-class Search(_Section):
+class Search(Section):
     """Which routes are considered, in trtexec's language, and in which order they are tried.
 
     With `prune` what very likely brings nothing is tried last; nothing is left out for good.
@@ -192,15 +136,15 @@ class Search(_Section):
     prune: bool = True
 
 
-class Budget(_Section):
+class Budget(Section):
     """When the search ends: trials, seconds in all, and seconds for the build and the measurement of one."""
 
-    trials: Annotated[int, Field(ge=1, le=_LARGEST)] = 200
+    trials: Annotated[int, Field(ge=1, le=LARGEST)] = 200
     seconds: Positive = 3600.0
     trial_seconds: Positive = 300.0
 
 
-class Timing(_Section):
+class Timing(Section):
     """How candidates are timed against the control, and what a winner must gain.
 
     With objective "throughput" `streams` inferences are in flight, and what counts is how fast they complete.
@@ -227,7 +171,7 @@ class Timing(_Section):
         return self
 
 
-class Publish(_Section):
+class Publish(Section):
     """What becomes of publications: `keep` generations of each stay on the disk, at least two; manifests are
     signed with the private key in the file `sign_key`."""
 
@@ -235,7 +179,7 @@ class Publish(_Section):
     sign_key: ConfigPath | None = None
 
 
-class EngineSettings(_Section):
+class EngineSettings(Section):
     """What the backend is told besides the route: custom-op libraries, the device, limits.
 
     Everything below `device` is TensorRT's. `memory_pools` are limits in MiB by pool ("workspace").
@@ -269,7 +213,7 @@ class EngineSettings(_Section):
         return dict(sorted(told.items()))
 
 
-class Target(_Section):
+class Target(Section):
     """One target file. `path` is where it was read from; every other path is absolute."""
 
     schema_: int = Field(alias="schema")

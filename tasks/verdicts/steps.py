@@ -27,8 +27,14 @@ def time(
     settings: Mapping[str, Any],
     inputs: str,
     rounds: Mapping[str, Any],
+    first: str = "candidate",
 ) -> dict[str, Any]:
-    """Raw rounds of a candidate beside the control, as plain JSON; `rounds` holds RoundSettings' fields."""
+    """Raw rounds of a candidate beside the control, as plain JSON.
+
+    Args:
+        rounds: the fields of RoundSettings.
+        first: "candidate" or "control", whichever is loaded first; told again as "loaded_first".
+    """
     arrays = load_arrays(Path(inputs))
     chosen = RoundSettings(**rounds)
     with ExitStack() as stack:
@@ -37,8 +43,11 @@ def time(
             load = partial(loaded, backend, engine_from(path, engine), device, settings)
             return sampler(stack, load, arrays, chosen.streams)
 
-        sides = ready(candidate, candidate_path), ready(control, control_path)
-        return measure(sides[0], sides[1], chosen, watch=watch_for(device)).to_json()
+        engines = {"candidate": (candidate, candidate_path), "control": (control, control_path)}
+        second = "control" if first == "candidate" else "candidate"
+        sides = {side: ready(*engines[side]) for side in (first, second)}
+        measured = measure(sides["candidate"], sides["control"], chosen, watch=watch_for(device))
+        return measured.to_json() | {"loaded_first": first}
 
 
 def duel(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from routetune.data import folder
 from routetune.tasks.report.progress import Snapshot, listening
+from routetune.tasks.retune import TargetsFailed
 from routetune.tasks.store import open_store
 from routetune.tasks.subject import open_subject, today
 
@@ -149,6 +150,37 @@ def test_refresh_cache_makes_everything_anew(target: Path, store_folder: Path, p
     with temporary_settings({PREFECT_TASKS_REFRESH_CACHE: True}):
         again = tune(target, store_folder)
     assert again["counts"]["builds"] == again["counts"]["trials"]
+
+
+def test_a_retune_in_which_targets_failed_is_a_failed_run_that_names_them(
+    target: Path, store_folder: Path, prefect_url: str
+) -> None:
+    """Its state has the usual name, which automations look for; the report is there all the same."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from routetune.flows.retune import retune
+    from routetune.flows.run import run_retune
+
+    places = target.parent / "of_which_some_fail"
+    places.mkdir()
+    text = TARGET.replace("Seen_by.Prefect", "bad").replace("digits_cnn", "../digits_cnn")
+    (places / "bad.toml").write_text(text.replace("-enable_mem_pattern=", "-no_such_knob="))
+    (places / "broken.toml").write_text("schema = 1\nmodel = 3\n")
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        with pytest.raises(TargetsFailed) as failed:
+            retune(str(places), str(store_folder))
+        report = run_retune([places], store_folder, force=True)
+    told = "failed: bad (1 of 2 targets); refused: broken (1 of 2 targets)"
+    assert str(failed.value) == told
+    for one in (failed.value.report, report):
+        assert one["counts"] == {"failed": 1, "refused": 1} and one["exit_code"] == 1
+    assert "## Failed" in artifact("retune-of-which-some-fail")
+    named = FlowRunFilter(name=FlowRunFilterName(any_=[f"retune {places}"]))
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=named)
+    states = [run.state for run in runs if run.state]
+    assert [(one.type.value, one.name, one.message) for one in states] == [("FAILED", "Failed", told)] * 2
 
 
 def _eventually(ask: Any, enough: Any) -> Any:

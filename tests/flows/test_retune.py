@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.machine import NEW, OLD, Machine
@@ -52,8 +53,15 @@ def states(status: dict[str, Any]) -> dict[str, str]:
     return {one["target"]: one["state"] for one in status["targets"]}
 
 
+def run_of(url: str, folder: Path) -> dict[str, Any]:
+    """The one flow run over a folder."""
+    body = {"flow_runs": {"name": {"any_": [f"retune {folder}"]}}}
+    [found] = httpx.post(f"{url}/flow_runs/filter", json=body, timeout=30).raise_for_status().json()
+    return dict(found)
+
+
 def test_a_moved_driver_rebuilds_what_it_must_and_nothing_else(
-    machine: Machine, run: Callable[..., Any], tmp_path: Path
+    machine: Machine, run: Callable[..., Any], prefect_url: str, tmp_path: Path
 ) -> None:
     """G48 and G49, on two devices side by side."""
     folder = tmp_path / "targets"
@@ -65,6 +73,9 @@ def test_a_moved_driver_rebuilds_what_it_must_and_nothing_else(
     assert outcomes(first) == {"gpu": "tuned", "cpu": "tuned", "wrong": "failed"}, "the others go on"
     assert (code, len(machine.builds)) == (1, 2)
     assert all(one["device_seconds"] > 0 for one in first["targets"])
+    # In Prefect as well, from the command line's own run.
+    state = run_of(prefect_url, folder)["state"]
+    assert (state["type"], state["message"]) == ("FAILED", "failed: wrong (1 of 3 targets)")
     (folder / "wrong.toml").unlink()
 
     code, again = run("retune", folder)

@@ -23,7 +23,7 @@ from routetune.tasks.status import freshness
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.manifests import Publication
 from routetune.tasks.targets.inputs import input_sets
-from routetune.tasks.timing import time_engines
+from routetune.tasks.timing import loaded_first, time_engines
 from routetune.tasks.trial import Trial
 
 from tests.engines import faulty_models
@@ -173,6 +173,10 @@ def test_what_is_published_is_what_was_checked_and_timed(write: Callable[..., Pa
     assert publication.reference.engine == winner.engine["digest"]
     checks = [e.key for e in store.entries if e.key["stage"] == "accuracy"]
     assert publication.reference.engine in {key["engine"] for key in checks}
+    # And the order of loading is that of the route, in the key and in what was done.
+    [timed] = [entry for entry in store.entries if entry.key["stage"] == "timing"]
+    first = loaded_first(trials["-enable_mem_pattern=off"].route)
+    assert (timed.key["first"], timed.value["rounds"]["loaded_first"]) == (first, first)
 
 
 def test_a_default_route_that_hangs_leaves_the_first_eligible_one_as_control(

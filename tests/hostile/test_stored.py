@@ -100,9 +100,9 @@ STORED: dict[str, tuple[Callable[[Store], Any], Callable[[Store], Any]]] = {
         lambda store: store.priors.add(parse_log(LOG), "log.jsonl", "t"),
         lambda store: (store.priors.trials("t"), store.priors.promising("t")),
     ),
-    "signatures": (
-        lambda store: store.signatures.put("0" * 64, {"operators": {"Conv": 1}}),
-        lambda store: store.signatures.get("0" * 64),
+    "traits": (
+        lambda store: store.traits.put("0" * 64, {"operators": {"Conv": 1}}),
+        lambda store: store.traits.get("0" * 64),
     ),
     "runs": (
         a_run,

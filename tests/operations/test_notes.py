@@ -28,7 +28,6 @@ class Broken(CpuAsGpu):
         raise BuildError('no "tactic"\\nfound')
 """
 SAVE = "from prefect.blocks.webhook import Webhook; print(Webhook(url={url!r}).save('routetune-notes'))"
-RETUNE = "from routetune.flows.retune import retune; retune({targets!r})"
 
 
 @contextmanager
@@ -85,7 +84,7 @@ def test_a_failed_target_and_a_lost_gain_reach_a_person(site: Site) -> None:
         site.run(
             "prefect", "--no-prompt", "automation", "create", "--from-file", automation(site.folder, block)
         )
-        site.python(RETUNE.format(targets=str(site.targets)))
+        site.ask("retune", site.targets, code=1)
         text = json.loads(posted.get(timeout=60))["text"]
         assert text.startswith("routetune.target.failed: bad on ")
         assert 'no "tactic"' in text

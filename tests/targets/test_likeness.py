@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx
 from routetune.data import folder
-from routetune.tasks.targets.likeness import likeness, signature
+from routetune.tasks.targets.likeness import likeness, traits_of
 from routetune.tasks.targets.model import inspect_model
 from routetune.tasks.targets.schema import load_target
 
@@ -64,7 +64,7 @@ def test_another_backend_or_kind_of_device_has_nothing_to_say() -> None:
 
 def test_the_signature_of_a_model_says_what_it_is_made_of() -> None:
     model = inspect_model(load_target(folder() / "targets/digits.toml"))
-    kept = signature(model)
+    kept = traits_of(model)
     nodes = onnx.load(folder() / "models/digits_cnn.onnx").graph.node
     assert kept["operators"]["Conv"] == sum(node.op_type == "Conv" for node in nodes)
     assert kept["inputs"] == {"x": "float32"} and kept["outputs"] == ["float32 2"]

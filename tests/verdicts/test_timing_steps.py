@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from routetune.tasks.arrays import load_arrays, save_arrays
 from routetune.tasks.engines import steps as engine_steps
+from routetune.tasks.engines.base import Engine
 from routetune.tasks.verdicts import steps
 from routetune.tasks.verdicts.duel import duel_figures, log_ratios
 from routetune.tasks.verdicts.rounds import estimate_from, figures_from
@@ -49,6 +51,29 @@ def test_an_engine_beside_itself_is_as_fast(built: tuple[dict[str, Any], str], s
     assert {len(one["candidate_ns"]) for one in raw["rounds"]} == {2 * raw["calls"] if streams == 1 else 2}
     assert figures_from(raw)["candidate"]["p50"] > 1000
     assert "device_p50" not in figures_from(raw)["candidate"]  # no events on a CPU
+
+
+@pytest.mark.parametrize("first", ["candidate", "control"])
+def test_the_side_that_is_asked_for_is_loaded_first_and_keeps_its_name(
+    built: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    engine, inputs = built
+    paths = {side: str(tmp_path / side) for side in ("candidate", "control")}
+    for path in paths.values():
+        shutil.copy(engine["path"], path)
+    loads: list[str] = []
+    load = steps.loaded
+
+    def noted(backend: str, opened: Engine, *rest: Any) -> Any:
+        loads.append(opened.path.name)
+        return load(backend, opened, *rest)
+
+    monkeypatch.setattr(steps, "loaded", noted)
+    sides = [part for path in paths.values() for part in (engine, path)]
+    settings = QUICK | {"max_rounds": 2, "window_seconds": 0.0}
+    raw = steps.time("onnxruntime", *sides, "cpu", {}, inputs, settings, first)
+    assert loads == [first, *(paths.keys() - {first})]
+    assert raw["loaded_first"] == first and len(raw["rounds"]) == 2
 
 
 @pytest.mark.parametrize("streams", [1, 3])

@@ -1,4 +1,4 @@
-"""Signatures: a few facts of every model that was tuned, to compare others with. No key holds them."""
+"""Traits: a few facts of every model that was tuned, to compare others with. No key holds them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from routetune.tasks.store.sealed import Damaged, read_sealed, seal
 SCHEMA = 1
 
 
-class Signatures:
-    """The signatures under `root`, the folder of the store: signatures/<model digest>.json."""
+class Traits:
+    """The traits under `root`, the folder of the store: traits/<model digest>.json."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.folder = root / "signatures"
+        self.folder = root / "traits"
 
-    def put(self, model: str, signature: Mapping[str, Any]) -> None:
+    def put(self, model: str, traits: Mapping[str, Any]) -> None:
         """Keep what is known of a model; the same again writes nothing.
 
         Args:
             model: the model's digest.
-            signature: plain JSON, as `likeness.signature` makes it.
+            traits: plain JSON, as `likeness.traits_of` makes it.
         """
-        if self.get(model) != dict(signature):
-            write_atomically(self._path(model), seal({"schema": SCHEMA, "signature": dict(signature)}))
+        if self.get(model) != dict(traits):
+            write_atomically(self._path(model), seal({"schema": SCHEMA, "traits": dict(traits)}))
 
     def get(self, model: str) -> dict[str, Any] | None:
         """What was kept of a model, or None; a damaged file is set aside with a warning."""
         path = self._path(model)
         try:
-            found: dict[str, Any] = read_sealed(path, SCHEMA, "signature")["signature"]
+            found: dict[str, Any] = read_sealed(path, SCHEMA, "traits")["traits"]
             return found
         except FileNotFoundError:
             return None
         except (Damaged, KeyError) as damage:
-            set_aside(self.root, path, f"damaged signature: {damage}")
+            set_aside(self.root, path, f"damaged traits: {damage}")
             return None
 
     def _path(self, model: str) -> Path:
