@@ -72,7 +72,7 @@ def tune(
         selection = challenge_published(bench, selection)
         publication = publish_winner(bench, selection)
         summary = run_summary(bench, publication, search.ended, search.explanation(), kept_because(selection))
-        told = ("generation", "route", "speed", "explanation", "counts")
+        told = ("generation", "route", "speed", "explanation", "counts", "devices")
         bench.finish({name: summary[name] for name in told})
     leave_asset(bench, publication)
     leave_artifacts(summary, bench)

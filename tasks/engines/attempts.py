@@ -13,7 +13,8 @@ from routetune.tasks.trial import Outcome
 #: After this many deaths in a row the control is run as a canary.
 DEATHS_IN_A_ROW = 3
 
-_DEATHS = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
+#: Ends of a step that may be the device's or the neighbours' doing as well as the route's.
+DEATHS = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
 
 
 class Attempts:
@@ -58,7 +59,7 @@ class Attempts:
         raise StepFailed(Outcome.FLAKY, reason, fresh=True)
 
     def _count(self, failed: StepFailed) -> None:
-        self._deaths = self._deaths + 1 if failed.outcome in _DEATHS else 0
+        self._deaths = self._deaths + 1 if failed.outcome in DEATHS else 0
         if self._deaths < DEATHS_IN_A_ROW or self.canary is None:
             return
         self._deaths = 0
