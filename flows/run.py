@@ -29,10 +29,15 @@ QUIET = {
 
 
 def run_tune(
-    target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
+    target: Path,
+    store: Path,
+    force: bool = False,
+    refresh: bool = False,
+    ray: int | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
-    return _run("tune", quiet, str(target.absolute()), str(store), force, refresh)
+    return _run("tune", quiet, str(target.absolute()), str(store), force, refresh, None, ray)
 
 
 def run_retune(

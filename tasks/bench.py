@@ -256,6 +256,7 @@ def open_bench(
     patience: float | None = None,
     purpose: str | None = None,
     amend: Callable[[Subject], Subject] | None = None,
+    ray: int | None = None,
 ) -> Iterator[Bench]:
     """A bench for the target file at `path`, with locked devices and their workers, given back at the end.
 
@@ -264,6 +265,7 @@ def open_bench(
         patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
         purpose: what the run is for, where it is not to tune: then it goes on with no run that was.
         amend: what the run shall take for its subject in place of what the file says.
+        ray: how many workers of a Ray cluster shall do the work, in place of the devices of this machine.
 
     Raises:
         RoutetuneError: the environment cannot be read, so that no result could be bound to it.
@@ -275,7 +277,8 @@ def open_bench(
         target = load_target(path)
         if purpose is None:
             open_signer(target.publish.sign_key, store.root)  # refused now, not when all is measured
-        stack.enter_context(locked(target, backend_and_devices(target)[1], patience))
+        if ray is None:  # the workers of a cluster lock their devices themselves
+            stack.enter_context(locked(target, backend_and_devices(target)[1], patience))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
         _refuse_unknown(subject)
         subject = amend(subject) if amend else subject
@@ -285,7 +288,12 @@ def open_bench(
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         _remove_leftovers(folder)
-        fleet = stack.enter_context(fleet_of(subject.devices, folder))
+        if ray is None:
+            fleet = stack.enter_context(fleet_of(subject.devices, folder))
+        else:
+            from routetune.tasks.cluster import cluster_fleet
+
+            fleet = stack.enter_context(cluster_fleet(subject, store.root, folder, ray, patience))
         yield Bench(subject, store, run, knobs_of(subject), fleet, folder, refresh)
 
 

@@ -22,6 +22,15 @@ def tune(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Answer no step from the store; implies --force.")
     ] = False,
+    ray: Annotated[
+        int | None,
+        typer.Option(
+            "--ray",
+            min=1,
+            metavar="N",
+            help="Let N workers of the Ray cluster of RAY_ADDRESS do the work, on devices like the one here.",
+        ),
+    ] = None,
 ) -> None:
     """Tune one target: references, builds, accuracy, timing, selection, publication.
 
@@ -47,8 +56,9 @@ def tune(
     open_signer(subject.target.publish.sign_key, opened.root)
     from routetune.flows.run import run_tune
 
+    forced = force or bool(damaged)
     answer(
-        run_tune(target, opened.root, force=force or bool(damaged), refresh=refresh, quiet=as_json),
+        run_tune(target, opened.root, force=forced, refresh=refresh, ray=ray, quiet=as_json),
         as_json,
         "run_summary",
     )

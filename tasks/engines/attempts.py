@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from routetune.tasks.engines.worker import StepFailed, Worker
+from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import EnvironmentBroken
 from routetune.tasks.trial import Outcome
 
@@ -17,6 +17,18 @@ DEATHS_IN_A_ROW = 3
 DEATHS = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
 
 
+class Steps(Protocol):
+    """What runs steps: a worker of this machine (`worker.Worker`), or one elsewhere."""
+
+    def call(self, step: str, arguments: dict[str, Any], seconds: float, log: Path | None = None) -> Any: ...
+
+    def restart(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Attempts:
     """Runs steps in a worker so that a failure is blamed on a route only when it is the route's.
 
@@ -24,7 +36,7 @@ class Attempts:
         canary: runs the control; raises StepFailed when even that fails. None while there is no control.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Steps) -> None:
         self.worker = worker
         self.canary: Callable[[], None] | None = None
         self._deaths = 0

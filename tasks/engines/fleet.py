@@ -26,7 +26,8 @@ class Member:
     """One device, and the worker that has it alone.
 
     Attributes:
-        device: what the records call it, such as the UUID of a GPU, "cpu" or "cpu:0-3".
+        device: what the records call it: the UUID of a GPU, "cpu" or "cpu:0-3"; of another machine with the
+            name of that before it.
         number: its place among the devices as they were named.
         strikes: how often its worker died in a step that then passed on another device.
     """
@@ -60,7 +61,7 @@ class Fleet:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
-        self.named = tuple(member.device for member in members)
+        self._all = tuple(members)
         self.out: dict[str, str] = {}
         self._changing = threading.RLock()
 
@@ -69,6 +70,11 @@ class Fleet:
         """The member that this thread works with: its own while that is in, else the first."""
         own = _mine.get()
         return own if own in self.members else self.members[0]
+
+    @property
+    def named(self) -> list[str]:
+        """Every device, those that were taken out included."""
+        return [*dict.fromkeys([*(member.device for member in self._all), *self.out])]
 
     @property
     def number(self) -> int:
@@ -94,7 +100,7 @@ class Fleet:
             try:
                 return self._on(mine, *order)
             except EnvironmentBroken as broken:
-                self._take_out(mine, broken)
+                self.take_out(mine, broken)
             except StepFailed as failed:
                 if failed.outcome not in DEATHS:
                     raise
@@ -149,8 +155,10 @@ class Fleet:
         with member.busy:
             if member not in self.members:  # while we waited for it
                 raise EnvironmentBroken(self.out[member.device])
-            _did.set(member.device)
-            return member.attempts.call(step, arguments, seconds, log)
+            try:
+                return member.attempts.call(step, arguments, seconds, log)
+            finally:  # not before: a worker of a cluster may come to be on another device
+                _did.set(member.device)
 
     def _elsewhere(self, mine: Member, failed: StepFailed, *order: Any) -> Any:
         """The step on another device, whose word decides; where there is none, the failure stands."""
@@ -158,16 +166,16 @@ class Fleet:
             try:
                 result = self._on(other, *order)
             except EnvironmentBroken as broken:
-                self._take_out(other, broken)
+                self.take_out(other, broken)
                 continue
             mine.strikes += 1
             if mine.strikes >= STRIKES:
                 why = f"its worker died in {STRIKES} steps that passed on another device, at last: {failed}"
-                self._take_out(mine, EnvironmentBroken(why))
+                self.take_out(mine, EnvironmentBroken(why))
             return result
         raise failed
 
-    def _take_out(self, member: Member, why: EnvironmentBroken) -> None:
+    def take_out(self, member: Member, why: EnvironmentBroken) -> None:
         """Go on without a device. Raises `why` where it is the last."""
         with self._changing:
             if self.members == [member]:
