@@ -46,11 +46,12 @@ def run_retune(
     seconds: float | None = None,
     device_seconds: float | None = None,
     force: bool = False,
+    ray: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Run the flow `retune` likewise."""
     places = [str(target.absolute()) for target in targets]
-    return _run("retune", quiet, places, str(store), seconds, device_seconds, force)
+    return _run("retune", quiet, places, str(store), seconds, device_seconds, force, ray)
 
 
 def run_reproduce(target: Path, store: Path, quiet: bool = False) -> dict[str, Any]:

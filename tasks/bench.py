@@ -203,7 +203,7 @@ class Bench:
         for key in self._deaths:
             self.store.entries.path(key).unlink(missing_ok=True)
         name, key_of_place = self.subject.target.name, self.subject.key
-        disowned = [one for trial in self.trials.values() if (one := _disowned(trial))]
+        disowned = [one for trial in list(self.trials.values()) if (one := _disowned(trial))]
         self.store.records.append([row(self.run.id, name, key_of_place, trial) for trial in disowned])
 
     @property

@@ -9,8 +9,7 @@ import logging
 import os
 import platform
 import socket
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from routetune.tasks.errors import BadInput, EnvironmentBroken
 from routetune.tasks.luggage import Bundle, Luggage
 from routetune.tasks.remote import Remote, code
 from routetune.tasks.store.files import hash_file
+from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.subject import Subject
 from routetune.tasks.targets.custom import custom_metric
 from routetune.tasks.targets.devices import usable_cores
@@ -52,7 +52,7 @@ class Cluster:
     order: dict[str, Any]
     options: dict[str, Any]
 
-    def start(self, seconds: float, stop: Callable[[], None]) -> tuple[Any, dict[str, str]]:
+    def start(self, seconds: float, stop: Callable[[], None]) -> tuple[Any, dict[str, Any]]:
         """A new actor, and what it says of its device.
 
         Raises:
@@ -63,7 +63,8 @@ class Cluster:
             told = self.get(actor.open.remote(self.order), seconds, stop)
         except self.ray.exceptions.GetTimeoutError:
             self.ray.kill(actor)
-            raise EnvironmentBroken(f"no node of the Ray cluster had {self.wanted} free in time") from None
+            why = f"no node of the Ray cluster had {self.wanted} free within {seconds:g} s"
+            raise EnvironmentBroken(why, {"busy": True}) from None
         except self.ray.exceptions.RayError as error:
             raise EnvironmentBroken(f"a worker of the Ray cluster did not start: {error}") from None
         if "refused" in told:
@@ -130,7 +131,9 @@ class RayWorker:
             self.close()
             why = str(gone).partition("\n")[0]
             raise StepFailed(Outcome.KILLED, f"the worker on {self.device} is gone ({why})") from None
-        self._received(answer, log)
+        if log is not None and answer["log"]:
+            with log.open("ab") as file:
+                file.write(answer["log"])
         if "broken" in answer:
             raise EnvironmentBroken(answer["broken"])
         if "failed" in answer:
@@ -190,6 +193,9 @@ class RayWorker:
                 self._put(f"run/{name}", path)
         called = self._actor.call.remote(step, sent, seconds, named)
         answer: dict[str, Any] = self.cluster.get(called, seconds + GRACE, self._stop)
+        for name, path in here.items():  # no other names: a node has no say in where files go
+            if name in answer["files"]:
+                path.write_bytes(answer["files"][name])
         return answer
 
     def _put(self, place: str, path: Path) -> None:
@@ -197,13 +203,6 @@ class RayWorker:
 
     def _get(self, reference: Any) -> Any:
         return self.cluster.get(reference, GRACE, self._stop)
-
-    def _received(self, answer: Mapping[str, Any], log: Path | None) -> None:
-        for name, content in answer["files"].items():
-            (self.cluster.luggage.run / name).write_bytes(content)
-        if log is not None and answer["log"]:
-            with log.open("ab") as file:
-                file.write(answer["log"])
 
     def _stop(self) -> None:
         if self._cancelled:
@@ -221,29 +220,32 @@ def cluster_fleet(
 
     Args:
         folder: of the run.
-        patience: seconds to wait for room in the cluster.
+        patience: seconds to wait for room in the cluster; a minute at most.
 
     Raises:
         BadInput: there is no Ray, no cluster, or it has no such resource; or every worker was refused.
+        BusyDevice: there is no room for any.
     """
     cluster = _cluster(subject, Luggage(subject, store, folder))
     workers: list[RayWorker] = []
     members: list[Member] = []
+    seconds = START_SECONDS if patience is None else min(patience, START_SECONDS)
     for number in range(count):
-        worker = RayWorker(cluster, patience=patience or START_SECONDS)
+        worker = RayWorker(cluster, patience=seconds)
         members.append(Member(worker.device, number, Attempts(worker)))
         worker.tell = partial(setattr, members[-1], "device")
         workers.append(worker)
     try:
         refused = _begin(workers)
-        told = "; ".join(f"{workers[number].device}: {why}" for number, why in refused.items())
         if len(refused) == count:
-            raise BadInput(
+            told = "; ".join(f"{workers[number].device}: {why}" for number, why in refused.items())
+            kind = BusyDevice if all(why.details.get("busy") for why in refused.values()) else BadInput
+            raise kind(
                 f"target {subject.target.name!r}: no worker of the Ray cluster may time for it: {told}"
             )
         fleet = Fleet(members)
         for number, why in refused.items():
-            warnings.warn(f"{members[number].device} of the Ray cluster is left out: {why}", stacklevel=4)
+            members[number].device += f", worker {number}"  # several may be of one node
             fleet.take_out(members[number], why)
         yield fleet
     finally:

@@ -54,7 +54,7 @@ class Remote:
             (self._folder / part).mkdir()
         self._worker: Worker | None = None
 
-    def open(self, order: Mapping[str, Any]) -> dict[str, str]:
+    def open(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Take a device for a run.
 
         Args:
@@ -63,7 +63,7 @@ class Remote:
                 SHA-256 of what must be the same here; "slots", workers of this node; "what", for who finds it
                 locked.
 
-        Returns: {"device", "folder"}, or {"device", "refused": why}.
+        Returns: {"device", "folder"}; or {"device", "refused": why}, with "busy" where that passes.
         """
         node = platform.node()
         try:
@@ -73,7 +73,7 @@ class Remote:
             if problem := _problem(order, device):
                 return {"device": named, "refused": problem}
         except (RoutetuneError, OSError) as error:
-            return {"device": node, "refused": str(error)}
+            return {"device": node, "refused": str(error), "busy": isinstance(error, BusyDevice)}
         limit = int(psutil.virtual_memory().available * MEMORY_SHARE / order["slots"])
         self._worker = Worker(self._folder / "worker", None, limit, cores_of(device))
         self._stack.enter_context(self._worker)

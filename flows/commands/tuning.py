@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from routetune.flows.commands.common import Json, StoreOption, TargetArgument, TargetsArgument, answer, app
+from routetune.flows.commands.common import (
+    Json,
+    RayOption,
+    StoreOption,
+    TargetArgument,
+    TargetsArgument,
+    answer,
+    app,
+)
 from routetune.tasks.errors import RoutetuneError
 
 #: Exit code of a check that found something stale.
@@ -22,15 +30,7 @@ def tune(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Answer no step from the store; implies --force.")
     ] = False,
-    ray: Annotated[
-        int | None,
-        typer.Option(
-            "--ray",
-            min=1,
-            metavar="N",
-            help="Let N workers of the Ray cluster of RAY_ADDRESS do the work, on devices like the one here.",
-        ),
-    ] = None,
+    ray: RayOption = None,
 ) -> None:
     """Tune one target: references, builds, accuracy, timing, selection, publication.
 

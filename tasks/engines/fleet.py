@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
@@ -183,5 +184,6 @@ class Fleet:
             if member in self.members:
                 self.members.remove(member)
                 self.out[member.device] = str(why)
+                warnings.warn(f"device {member.device} was taken out of the run: {why}", stacklevel=2)
         with member.busy:
             member.attempts.worker.close()

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import open_store
+from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.subject import Subject
 from routetune.tasks.targets import processor
 from routetune.tasks.targets.environment import Environment
@@ -134,11 +135,19 @@ def test_who_finds_no_free_device_is_left_out_by_name_and_the_others_work(
 ) -> None:
     with (
         pytest.warns(
-            UserWarning, match=r"left out: refused: device cpu:\d+ is in use: .* \(tuning plain for"
+            UserWarning,
+            match=r"taken out of the run: refused: device cpu:\d+ is in use: .* \(tuning plain for",
         ),
         open_bench(target(TWO), open_store(tmp_path / "store"), ray=3) as bench,
     ):
         assert len(bench.fleet.members) == 2 and len(bench.fleet.out) == 1
+        another = target(TWO).with_name("another.toml")
+        another.write_text(target(TWO).read_text().replace('"plain"', '"another"'))
+        with (
+            pytest.raises(BusyDevice, match=r"'another': no worker .*(is in use|had 1 CPUs)"),
+            open_bench(another, open_store(tmp_path / "other"), patience=3, ray=1),
+        ):
+            pass
 
 
 def test_another_environment_is_refused_by_name_with_the_fields(

@@ -32,7 +32,10 @@ ROUTES = (
     "-graph_optimization_level=[disabled|all] -enable_mem_pattern=[on|off] -session.disable_prepacking=[0|1]"
 )
 
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two workers need a core each")
+pytestmark = [
+    pytest.mark.skipif(len(CORES) < 2, reason="two workers need a core each"),
+    pytest.mark.filterwarnings("ignore:device .* was taken out of the run"),
+]
 
 
 @pytest.fixture
