@@ -73,10 +73,15 @@ def facts(trials: dict[str, Trial]) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_two_workers_find_what_one_finds(target: Callable[..., Path], tmp_path: Path) -> None:
+def test_two_workers_find_what_one_finds(
+    target: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stores = [open_store(tmp_path / name) for name in ("one", "two")]
     _, alone = tune(target(ONE), stores[0])
+    monkeypatch.setattr(expand, "BATCH_SECONDS", 0.0)  # as where a trial takes long: one for each worker
+    asked = noted_asks(monkeypatch)
     publication, shared = tune(target(TWO), stores[1])
+    assert asked == [1, 2, 2, 2, 1, 0]
     assert facts(alone) == facts(shared) and len(shared) == 8
     records = [store.records.read().to_pylist() for store in stores]
     for column in ("route", "outcome", "loss", "alias_of", "engine", "environment"):
@@ -89,6 +94,20 @@ def test_two_workers_find_what_one_finds(target: Callable[..., Path], tmp_path: 
     manifest = publication.manifest
     assert manifest["device"] == "cpu" and manifest["bound_to"]["environment"]["cpu.cores"] == 1
     assert len({load["on"] for load in manifest["duel"]}) <= 1, "a duel is of one device"
+
+
+def noted_asks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many routes each question to a search gets, from now on."""
+    asked: list[int] = []
+    ask = expand.Campaign.ask
+
+    def noted(self: expand.Campaign) -> Any:
+        routes = ask(self)
+        asked.append(len(routes))
+        return routes
+
+    monkeypatch.setattr(expand.Campaign, "ask", noted)
+    return asked
 
 
 @pytest.mark.slow
@@ -138,23 +157,6 @@ def killing(benches_seen: list[Bench], numbers: set[int]) -> Iterator[None]:
     finally:
         over.set()
         killer.join()
-
-
-def test_a_search_is_asked_for_a_route_for_each_worker(
-    target: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(expand, "BATCH_SECONDS", 0.0)  # as where a trial takes long: one at a time
-    asked: list[int] = []
-    ask = expand.Campaign.ask
-
-    def noted(self: expand.Campaign) -> Any:
-        routes = ask(self)
-        asked.append(len(routes))
-        return routes
-
-    monkeypatch.setattr(expand.Campaign, "ask", noted)
-    tune(target(TWO), open_store(tmp_path / "store"))
-    assert asked == [1, 2, 2, 2, 1, 0]
 
 
 def test_remarks_name_the_share_of_each_device_and_who_was_taken_out() -> None:
