@@ -289,7 +289,7 @@ def _cluster(subject: Subject, luggage: Luggage) -> Cluster:
         "devices": ["cuda:0"] if on_gpu else list(subject.devices),
         "environment": dict(fields),
         "variables": keyed_variables(os.environ, on_gpu),
-        "code": code(),
+        "code": code(subject.backend),
         "files": {str(file): hash_file(file) for file in files},
         "slots": max([1, *gpus]) if on_gpu else len(subject.devices),
         "what": f"tuning {subject.target.name} for {platform.node()}",

@@ -183,9 +183,14 @@ class Remote:
         return path
 
 
-def code() -> dict[str, str]:
-    """What steps are made of here: module -> digest of its code with all that it imports."""
-    return {module: code_digest(module) for module in STEPS}
+def code(backend: str) -> dict[str, str]:
+    """What steps are made of here: module -> digest of its code with all that it imports.
+
+    Raises:
+        BadInput: a backend of the user's own has no source here.
+    """
+    module, own, _ = backend.partition(":")
+    return {name: code_digest(name) for name in (*STEPS, *([module] if own else []))}
 
 
 def _problem(order: Mapping[str, Any], device: str) -> str:
@@ -196,9 +201,9 @@ def _problem(order: Mapping[str, Any], device: str) -> str:
     if changes:
         told = ", ".join(str(change).removeprefix("environment.") for change in changes)
         return f"its environment is not that of the run ({told})"
-    for module, digest in code().items():
+    for module, digest in code(order["backend"]).items():
         if digest != order["code"][module]:
-            return f"another routetune is installed there: the code of {module} differs"
+            return f"the code of {module} is another there: install the same version on each node"
     for path, digest in order["files"].items():
         try:
             found = hash_file(Path(path))

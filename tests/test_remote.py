@@ -38,7 +38,7 @@ def order() -> dict[str, Any]:
         "devices": [DEVICE],
         "environment": today("onnxruntime", DEVICE).fields,
         "variables": {},
-        "code": code(),
+        "code": code("onnxruntime"),
         "files": {},
         "slots": 2,
         "what": "tuning t",
@@ -100,7 +100,7 @@ def test_who_may_not_time_for_a_run_says_why(remote: Remote, order: dict[str, An
     absent = {str(tmp_path / "none.so"): sha(b"")}
     for change, told in (
         ({"environment": order["environment"] | {"cpu.cores": 64}}, "(cpu.cores: 64 -> 1)"),
-        ({"code": other}, "another routetune is installed there"),
+        ({"code": other}, "the code of routetune.tasks.engines.steps is another there"),
         ({"files": {str(plugin): sha(b"ours")}}, "plugin.so has SHA-256"),
         ({"files": absent}, "must be at the same place on each node"),
         ({"devices": ["cpu:9999"]}, "names core 9999"),

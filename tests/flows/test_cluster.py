@@ -20,6 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.errors import BadInput
+from routetune.tasks.luggage import Luggage
 from routetune.tasks.store import open_store
 from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.subject import Subject
@@ -81,8 +82,16 @@ def names(bench: Bench) -> list[str]:
 
 
 def test_two_actors_find_what_one_worker_of_this_machine_finds(
-    cluster: None, target: Callable[[str], Path], tmp_path: Path
+    cluster: None, target: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent: list[Any] = []
+    packed = Luggage.packed
+
+    def noted(self: Luggage, *given: Any) -> Any:
+        sent.append(packed(self, *given))
+        return sent[-1]
+
+    monkeypatch.setattr(Luggage, "packed", noted)
     with open_bench(target(ONE), open_store(tmp_path / "here")) as bench:
         _, here = tune_on(bench)
     with open_bench(target(TWO), open_store(tmp_path / "there"), ray=2) as bench:
@@ -90,6 +99,8 @@ def test_two_actors_find_what_one_worker_of_this_machine_finds(
         assert sorted(names(bench)) == sorted(TWO.replace(",", " cpu:").split())
         assert not bench.fleet.out
     assert facts(here) == facts(there)
+    told = json.dumps(sent)
+    assert "/files/" in told and "/run/" in told and str(tmp_path) not in told, "no path of this machine went"
     assert {trial.device for trial in there.values()} == set(bench.fleet.named)
     assert len({load["on"] for load in publication.manifest["duel"]}) <= 1
     assert publication.engine.read_bytes(), "the engine came over and is what its digest says"

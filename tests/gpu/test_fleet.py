@@ -27,6 +27,7 @@ GPUS = gpu.count(os.environ)
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.benchmark,
     pytest.mark.skipif(bool(why_no_cuda()), reason=why_no_cuda() or "can be used"),
     pytest.mark.skipif(GPUS < 2, reason=f"NVML sees {GPUS} GPUs, and several are needed"),
 ]
