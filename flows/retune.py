@@ -42,6 +42,7 @@ def retune(
     seconds: float | None = None,
     device_seconds: float | None = None,
     force: bool = False,
+    ray: int | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Tune what is not fresh, worst first, one target per device at a time; the others go on when one fails.
 
@@ -53,6 +54,7 @@ def retune(
         seconds: no target is begun later than this after the start.
         device_seconds: no target is begun once devices were held for this long, added up.
         force: try those too that back off after failures.
+        ray: as for `tune`.
 
     Returns: the report as plain JSON; see docs/freshness.md.
 
@@ -61,7 +63,7 @@ def retune(
     """
     places = [Path(place) for place in ([targets] if isinstance(targets, str) else targets)]
     night = open_night(places, open_store(store and Path(store)), seconds, device_seconds, force)
-    _side_by_side(night, night.queues())
+    _side_by_side(night, night.queues(), ray)
     report = night.report()
     _leave_artifact(report, "-".join(place.absolute().name for place in places))
     tell(report)
@@ -71,14 +73,14 @@ def retune(
     return report
 
 
-def _side_by_side(night: Night, queues: list[list[Freshness]]) -> None:
+def _side_by_side(night: Night, queues: list[list[Freshness]], ray: int | None) -> None:
     """Each queue from front to back; those of several devices at once, in threads that know this flow run."""
     if len(queues) < 2:
         for queue in queues:
-            _one_by_one(night, queue)
+            _one_by_one(night, queue, ray)
         return
     with ThreadPoolExecutor(len(queues)) as threads:
-        begun = [threads.submit(copy_context().run, _one_by_one, night, queue) for queue in queues]
+        begun = [threads.submit(copy_context().run, _one_by_one, night, queue, ray) for queue in queues]
         try:
             for one in begun:
                 one.result()
@@ -87,10 +89,10 @@ def _side_by_side(night: Night, queues: list[list[Freshness]]) -> None:
             raise
 
 
-def _one_by_one(night: Night, queue: list[Freshness]) -> None:
+def _one_by_one(night: Night, queue: list[Freshness], ray: int | None) -> None:
     root = str(night.store.root)
     for state in queue:
-        night.work(state, lambda one, patience: run_through(tune, one.path, root, patience=patience))
+        night.work(state, lambda one, patience: run_through(tune, one.path, root, patience=patience, ray=ray))
 
 
 def _leave_artifact(report: dict[str, Any], name: str) -> None:

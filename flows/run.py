@@ -34,10 +34,15 @@ QUIET = {
 
 
 def run_tune(
-    target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
+    target: Path,
+    store: Path,
+    force: bool = False,
+    refresh: bool = False,
+    ray: int | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
-    return _run("tune", quiet, str(target.absolute()), str(store), force, refresh)
+    return _run("tune", quiet, str(target.absolute()), str(store), force, refresh, None, ray)
 
 
 def run_retune(
@@ -46,12 +51,13 @@ def run_retune(
     seconds: float | None = None,
     device_seconds: float | None = None,
     force: bool = False,
+    ray: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Run the flow `retune` likewise; its report, also where targets failed."""
     places = [str(target.absolute()) for target in targets]
     try:
-        return _run("retune", quiet, places, str(store), seconds, device_seconds, force)
+        return _run("retune", quiet, places, str(store), seconds, device_seconds, force, ray)
     except TargetsFailed as failed:
         return failed.report
 

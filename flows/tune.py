@@ -38,6 +38,7 @@ def tune(
     force: bool = False,
     refresh: bool = False,
     patience: float | None = None,
+    ray: int | None = None,
 ) -> dict[str, Any]:
     """Tune one target and publish the winner; what is fresh is left alone.
 
@@ -49,13 +50,14 @@ def tune(
         force: tune although what is published is fresh.
         refresh: answer no step from the store; implies force.
         patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
+        ray: how many workers of the Ray cluster of RAY_ADDRESS do the work, in place of this machine.
 
     Returns: the run's summary as plain JSON; see docs/publications.md.
     """
     opened, anew = open_store(store and Path(store)), force or refresh
     if not anew and (state := freshness(Path(target), opened)).state == "fresh":
         return published_summary(state)
-    with open_bench(Path(target), opened, refresh, patience) as bench:
+    with open_bench(Path(target), opened, refresh, patience, ray=ray) as bench:
         # Again, now that the device is ours: whoever had it may have tuned the same.
         state = freshness_of(bench.subject, opened)
         if state.state == "fresh" and not anew:
@@ -72,7 +74,7 @@ def tune(
         selection = challenge_published(bench, selection)
         publication = publish_winner(bench, selection)
         summary = run_summary(bench, publication, search.ended, search.explanation(), kept_because(selection))
-        told = ("generation", "route", "speed", "explanation", "counts")
+        told = ("generation", "route", "speed", "explanation", "counts", "devices")
         bench.finish({name: summary[name] for name in told})
     leave_asset(bench, publication)
     leave_artifacts(summary, bench)

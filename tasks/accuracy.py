@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from routetune.tasks.bench import Bench, failure_from
@@ -17,7 +18,11 @@ from routetune.tasks.verdicts.rules import comparing
 @stage("check accuracy", of="engine")
 def check_accuracy(bench: Bench, trials: list[Trial]) -> list[Trial]:
     """The trials with losses of all metrics and a verdict under the target's own rule."""
-    return [trial if _nothing_to_do(trial) else verdict(bench, check(bench, trial)) for trial in trials]
+    return bench.fleet.deal(partial(_checked, bench), trials)
+
+
+def _checked(bench: Bench, trial: Trial) -> Trial:
+    return trial if _nothing_to_do(trial) else verdict(bench, check(bench, trial))
 
 
 def check(bench: Bench, trial: Trial) -> Trial:
@@ -31,6 +36,7 @@ def check(bench: Bench, trial: Trial) -> Trial:
         failure=failure_from(answer.value),
         seconds=trial.seconds | {"accuracy": answer.value.get("seconds", 0.0)},
         cached=(*trial.cached, "accuracy") if answer.cached else trial.cached,
+        device=answer.value.get("device", trial.device),
     )
 
 
@@ -70,4 +76,5 @@ def _make(bench: Bench, engine: dict[str, Any], repeat: bool) -> tuple[dict[str,
     # A repeat of the default route shows how far outputs move by themselves: no ε can ask for less.
     started = time.monotonic()
     losses = bench.step(CHECK, check_order(bench, engine) | {"repeat": repeat})
-    return {"losses": losses, "seconds": round(time.monotonic() - started, 3)}, []
+    seconds = round(time.monotonic() - started, 3)
+    return {"losses": losses, "seconds": seconds, "device": bench.fleet.did}, []

@@ -1,4 +1,4 @@
-"""The workbench of one run: the subject, the store, the worker, and what the run has learnt so far."""
+"""The workbench of one run: the subject, the store, the workers, and what the run has learnt so far."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks import canonical, logs
-from routetune.tasks.engines.attempts import Attempts
-from routetune.tasks.engines.cuda import number_of
-from routetune.tasks.engines.worker import StepFailed, Worker
+from routetune.tasks.devices import fleet_of, locked
+from routetune.tasks.engines.fleet import Fleet
+from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import EnvironmentBroken, RoutetuneError
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.store import Store
 from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
-from routetune.tasks.store.locks import BusyDevice, device_lock, making
+from routetune.tasks.store.locks import making
 from routetune.tasks.store.records import row
 from routetune.tasks.store.runs import Run
 from routetune.tasks.store.signing import open_signer
-from routetune.tasks.subject import Subject, knobs_of, open_subject, resolve
-from routetune.tasks.targets import gpu
-from routetune.tasks.targets.schema import Target, load_target
+from routetune.tasks.subject import Subject, backend_and_devices, knobs_of, open_subject
+from routetune.tasks.targets.schema import load_target
 from routetune.tasks.trial import REPRODUCIBLE, Failure, Outcome, Trial
 
 #: Errors of a step that are the route's own; any other exception is the machine's, and not kept.
@@ -62,7 +61,7 @@ class Bench:
         calibration: what the placements of this run are made from, once it is needed.
         control: the trial that candidates are timed against; the default route's, where that runs.
         engines: identity of an engine -> the first trial that had it.
-        trials: every trial of the run, by route id, in the order they ended.
+        trials: every trial of the run, by route id, in the order they were asked for.
         refresh: answer nothing from the store.
         asked: the keys that the stage at work has asked for, each with whether the store had it.
     """
@@ -71,7 +70,7 @@ class Bench:
     store: Store
     run: Run
     database: KnobDatabase
-    attempts: Attempts
+    fleet: Fleet
     folder: Path
     refresh: bool = False
     references: list[dict[str, Any]] = field(default_factory=list)
@@ -143,7 +142,7 @@ class Bench:
         return value
 
     def step(self, function: str, arguments: dict[str, Any], measuring: float = 0.0) -> Any:
-        """Run a step in the worker; its output goes to the trial's log.
+        """Run a step in this thread's worker; its output goes to the trial's log.
 
         Args:
             measuring: seconds that the step measures for by design, on top of the target's limit for a trial.
@@ -152,7 +151,7 @@ class Bench:
         log.unlink(missing_ok=True)
         limit = self.subject.target.budget.trial_seconds + measuring
         try:
-            return self.attempts.call(function, arguments, limit, log)
+            return self.fleet.call(function, arguments, limit, log)
         except EnvironmentBroken:
             self._disown_deaths()
             raise
@@ -165,7 +164,8 @@ class Bench:
 
     @property
     def log(self) -> Path:
-        return self.folder / "step.log"
+        """Where the output of this thread's steps goes."""
+        return self.folder / f"step-{self.fleet.number}.log"
 
     def kept_log(self) -> str | None:
         """The digest of the last step's log, or None when it said nothing."""
@@ -203,7 +203,7 @@ class Bench:
         for key in self._deaths:
             self.store.entries.path(key).unlink(missing_ok=True)
         name, key_of_place = self.subject.target.name, self.subject.key
-        disowned = [one for trial in self.trials.values() if (one := _disowned(trial))]
+        disowned = [one for trial in list(self.trials.values()) if (one := _disowned(trial))]
         self.store.records.append([row(self.run.id, name, key_of_place, trial) for trial in disowned])
 
     @property
@@ -214,7 +214,8 @@ class Bench:
     @property
     def best_speed(self) -> float | None:
         """Speed of the fastest eligible trial so far, or None before there is one."""
-        return max((t.speed for t in self.trials.values() if t.eligible and t.speed), default=None)
+        # A copy, since other devices may be adding to it.
+        return max((t.speed for t in list(self.trials.values()) if t.eligible and t.speed), default=None)
 
     def engine_path(self, engine: dict[str, Any]) -> str:
         """Where an engine's bytes are; whoever loads them verifies them."""
@@ -227,7 +228,7 @@ class Bench:
             self._deaths.append(key)
         log = self.kept_log()
         told = {"outcome": failed.outcome.value, "reason": failed.reason, "step": key["stage"], "log": log}
-        return {"failure": told, "keep": keep}, [log] if log else []
+        return {"failure": told, "keep": keep, "device": self.fleet.did}, [log] if log else []
 
 
 def _disowned(trial: Trial) -> Trial | None:
@@ -255,25 +256,29 @@ def open_bench(
     patience: float | None = None,
     purpose: str | None = None,
     amend: Callable[[Subject], Subject] | None = None,
+    ray: int | None = None,
 ) -> Iterator[Bench]:
-    """A bench for the target file at `path`, with a locked device and a worker, both given back at the end.
+    """A bench for the target file at `path`, with locked devices and their workers, given back at the end.
 
     Args:
         refresh: answer nothing from the store.
         patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
         purpose: what the run is for, where it is not to tune: then it goes on with no run that was.
         amend: what the run shall take for its subject in place of what the file says.
+        ray: how many workers of a Ray cluster shall do the work, in place of the devices of this machine.
 
     Raises:
         RoutetuneError: the environment cannot be read, so that no result could be bound to it.
-        BusyDevice: the device is in use and the target requires to have it alone.
+        BusyDevice: a device is in use and the target requires to have it alone.
         RunInProgress: another process is tuning the same.
+        BadInput: the devices differ.
     """
     with ExitStack() as stack:
         target = load_target(path)
         if purpose is None:
             open_signer(target.publish.sign_key, store.root)  # refused now, not when all is measured
-        stack.enter_context(_device(target, resolve(target)[1], patience))
+        if ray is None:  # the workers of a cluster lock their devices themselves
+            stack.enter_context(locked(target, backend_and_devices(target)[1], patience))
         subject = open_subject(path)  # only now: while we waited for the device, anything may have moved
         _refuse_unknown(subject)
         subject = amend(subject) if amend else subject
@@ -283,8 +288,13 @@ def open_bench(
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         _remove_leftovers(folder)
-        worker = stack.enter_context(Worker(folder))
-        yield Bench(subject, store, run, knobs_of(subject), Attempts(worker), folder, refresh)
+        if ray is None:
+            fleet = stack.enter_context(fleet_of(subject.devices, folder))
+        else:
+            from routetune.tasks.cluster import cluster_fleet
+
+            fleet = stack.enter_context(cluster_fleet(subject, store.root, folder, ray, patience))
+        yield Bench(subject, store, run, knobs_of(subject), fleet, folder, refresh)
 
 
 def _refuse_unknown(subject: Subject) -> None:
@@ -305,32 +315,3 @@ def _remove_leftovers(own: Path) -> None:
     for left in own.parent.iterdir():
         if left != own and now - left.stat().st_mtime > 86_400:
             shutil.rmtree(left, ignore_errors=True)
-
-
-def lock_name(device: str, nvml: gpu.Provider = gpu.load_nvml) -> str:
-    """What every process calls a device: under another CUDA_VISIBLE_DEVICES "cuda:0" is another GPU.
-
-    A GPU is called by its UUID; by its number only where NVML does not tell.
-    """
-    if device == "cpu":
-        return device
-    return gpu.uuid(number_of(device), os.environ, nvml) or device
-
-
-@contextmanager
-def _device(target: Target, device: str, patience: float | None = None) -> Iterator[None]:
-    """The device, alone where the target asks for that: "wait" for it, "require" it, or "warn" and go on."""
-    rule, what = target.timing.exclusive, f"tuning {target.name}"
-    device = lock_name(device)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(device_lock(device, wait=False, what=what))
-        except BusyDevice as busy:
-            if rule == "require":
-                raise
-            if rule == "wait":
-                warnings.warn(f"{busy}; waiting for it, as the target says", stacklevel=2)
-                stack.enter_context(device_lock(device, timeout=patience, what=what))
-            else:
-                warnings.warn(f"{busy}; measuring beside it, as the target says", stacklevel=2)
-        yield

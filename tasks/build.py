@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from routetune.tasks.bench import Answer, Bench, failure_from
@@ -18,12 +19,14 @@ from routetune.tasks.trial import Trial
 @stage("build engines")
 def build_engines(bench: Bench, routes: list[Route]) -> list[Trial]:
     """One trial per route, with an engine, an alias of an earlier one, or the reason why not."""
-    trials = []
-    for route in routes:
-        if bench.time_is_up and bench.trials:
-            break  # routes not started are not told, and the search ends
-        trials.append(_aliased(bench, build(bench, route)))
-    return trials
+    built = bench.fleet.deal(partial(_build_in_time, bench), routes)
+    # One after the other: which of two routes with one engine is the alias must not depend on who was faster.
+    return [_aliased(bench, trial) for trial in built if trial is not None]
+
+
+def _build_in_time(bench: Bench, route: Route) -> Trial | None:
+    """A route that is not begun in time is not told, and the search ends."""
+    return None if bench.time_is_up and bench.trials else build(bench, route)
 
 
 def build(bench: Bench, route: Route) -> Trial:
@@ -67,6 +70,7 @@ def trial_of(route: Route, answer: Answer) -> Trial:
         failure=failure_from(answer.value),
         seconds={"build": answer.value.get("seconds", 0.0)},
         cached=("build",) if answer.cached else (),
+        device=answer.value.get("device"),
     )
 
 
@@ -97,7 +101,8 @@ def _make(bench: Bench, source: Source) -> tuple[dict[str, Any], list[str]]:
             f"engine {output.name} changed between the worker and the store: {engine['digest']} -> {blob}"
         )
     log = bench.kept_log()
-    return {"engine": engine, "seconds": seconds, "log": log}, [blob, *([log] if log else [])]
+    value = {"engine": engine, "seconds": seconds, "log": log, "device": bench.fleet.did}
+    return value, [blob, *([log] if log else [])]
 
 
 def build_order(bench: Bench, source: Source) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _is_same(one: Trial, other: Trial) -> bool:
 def _problem(bench: Bench, incumbent: Trial) -> str:
     """Why the published engine may not stay: it is judged as a winner is, in a fresh worker."""
     assert incumbent.engine is not None
-    bench.attempts.worker.restart()
+    bench.fleet.restart()
     return problem_of(bench, incumbent.engine)
 
 

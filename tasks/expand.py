@@ -139,7 +139,7 @@ class Campaign:
         else:
             self._last_batch = round(BATCH_SECONDS / max(self._seconds_each, 0.01))
         self._last_batch = max(1, min(MAX_BATCH, self._last_batch))
-        return self._last_batch
+        return self._last_batch * len(self.bench.fleet.members)
 
     @property
     def _seconds_each(self) -> float:
@@ -154,7 +154,8 @@ class Campaign:
         planned = None if total is None else min(total, budget.trials)
         left: float | None = None
         if planned is not None and self._timed:
-            left = min(max(planned - len(trials), 0) * self._seconds_each, budget.seconds)
+            work = max(planned - len(trials), 0) * self._seconds_each
+            left = min(work / len(self.bench.fleet.members), budget.seconds)
         progress.tell(
             progress.Snapshot(
                 stage,

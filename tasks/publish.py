@@ -9,7 +9,7 @@ from typing import Any
 from routetune.tasks.bench import Bench
 from routetune.tasks.canonical import number
 from routetune.tasks.doubts import warnings_about
-from routetune.tasks.report.summary import trial_summary
+from routetune.tasks.report.summary import device_remarks, devices_of, trial_summary
 from routetune.tasks.report.timing import measured_times, run_remarks
 from routetune.tasks.select import CONTROL, Selection
 from routetune.tasks.stage import stage
@@ -58,7 +58,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
         "device": subject.device,
         "bound_to": subject.bound_to,
         "environment_label": subject.environment.label,
-        "conditions": conditions(subject.device),
+        "conditions": conditions(subject.devices[0]),
         "route": str(winner.route),
         "options": winner.engine["options"],
         "identity": winner.engine["identity"],
@@ -72,7 +72,7 @@ def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:
         },
         "objective": {"of": timing.objective, "streams": timing.streams},
         "times": measured_times(selection.loads, winner, CONTROL, trials),
-        "remarks": run_remarks(selection.loads, trials),
+        "remarks": [*run_remarks(selection.loads, trials), *device_remarks(devices_of(bench))],
         "duel": selection.loads,
         "control": None if bench.control is None else str(bench.control.route),
         "trials": len(trials),

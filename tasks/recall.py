@@ -85,6 +85,7 @@ def _recalled(bench: Bench, one: Mapping[str, Any]) -> Trial:
         failure=_failure(one),
         cached=STEPS,
         seconds=json.loads(one["seconds"] or "{}"),
+        device=one["device"],
     )
     if losses is None or trial.failure is not None:
         return trial

@@ -69,7 +69,7 @@ def duel_again(bench: Bench, given: tuple[Published, Trial]) -> Duel:
     beside = _control(bench, Route(tuple(parse_tokens(control).items())))
     if beside.engine is None:
         return Duel(problem=f"the control, {beside.route.label}, can no longer be built: {beside.reason}")
-    bench.attempts.worker.restart()
+    bench.fleet.restart()
     timing = bench.subject.target.timing
     count = max(timing.loads, loads_needed(1, timing.confidence, SPARE))
     try:

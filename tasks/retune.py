@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.canonical import to_float
+from routetune.tasks.devices import lock_name
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.status import Freshness, find_targets, look_at
 from routetune.tasks.store import Store
@@ -70,12 +71,20 @@ class Night:
         return float(sum(one["device_seconds"] for one in self.results))
 
     def queues(self) -> list[list[Freshness]]:
-        """The targets to tune, worst first, a list for each device: devices may work side by side."""
-        queues: dict[str, list[Freshness]] = {}
+        """The targets to tune, worst first, a list for each device: devices may work side by side.
+
+        Targets of which one has several devices are in one list with all that have any of these.
+        """
+        queues: list[tuple[set[str], list[Freshness]]] = []
         for state in self.todo:
             assert state.subject is not None
-            queues.setdefault(state.subject.device, []).append(state)
-        return list(queues.values())
+            devices = set(map(lock_name, state.subject.devices))
+            shared = [queue for queue in queues if queue[0] & devices]
+            queues = [queue for queue in queues if not queue[0] & devices]
+            states = [one for queue in shared for one in queue[1]]
+            queues.append((devices.union(*(queue[0] for queue in shared)), [*states, state]))
+        order = {id(state): at for at, state in enumerate(self.todo)}
+        return [sorted(queue[1], key=lambda state: order[id(state)]) for queue in queues]
 
     def work(self, state: Freshness, tune: Callable[[Freshness, float], dict[str, Any]]) -> None:
         """Tune one target and note what came of it; nothing that goes wrong with it stops the others.

@@ -98,4 +98,6 @@ def _settings(bench: Bench) -> dict[str, Any]:
 
 
 def _path(bench: Bench, placement: Placement) -> Path:
-    return bench.folder / f"rewritten-{canonical.digest(placement.as_order())[:16]}.onnx"
+    """One for each thread: two routes of one placement may be built at the same time."""
+    name = f"rewritten-{canonical.digest(placement.as_order())[:16]}-{bench.fleet.number}.onnx"
+    return bench.folder / name

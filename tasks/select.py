@@ -149,7 +149,7 @@ def _duel(
 
 
 def duel(bench: Bench, duellists: Mapping[str, Trial], count: int) -> list[dict[str, Any]]:
-    """`count` loads that count, and up to a third as many again that others disturbed.
+    """`count` loads that count, and up to a third as many again that others disturbed; all on one device.
 
     Args:
         duellists: by the names that they shall have in the samples.
@@ -159,7 +159,10 @@ def duel(bench: Bench, duellists: Mapping[str, Trial], count: int) -> list[dict[
     """
     loads: list[dict[str, Any]] = []
     while not enough(loads, count, repeats=count // 3):
-        loads.append(_load(bench, duellists, len(loads)))
+        load = _load(bench, duellists, len(loads))
+        if loads and load["on"] != loads[0]["on"]:
+            loads.clear()  # the device was taken out, and loads of two are not of one duel
+        loads.append(load)
     return quietest(loads, count)
 
 
@@ -180,7 +183,7 @@ def _load(bench: Bench, duellists: Mapping[str, Trial], number: int) -> dict[str
         "duelling": {"seconds": timing.seconds, "streams": timing.streams},
     }
     load: Mapping[str, Any] = bench.step(STEP, order, measuring=PATIENCE * timing.seconds)
-    return dict(load)
+    return {**load, "on": bench.fleet.did}
 
 
 def _drop_failing(bench: Bench, control: Trial, left: list[Trial], dropped: dict[str, str]) -> bool:
@@ -201,6 +204,6 @@ def _recheck(bench: Bench, winner: Trial) -> str | None:
     """
     if winner.engine is None or not winner.eligible:
         return winner.reason or "it has no engine"
-    bench.attempts.worker.restart()
+    bench.fleet.restart()
     problem = problem_of(bench, winner.engine) or problem_with_fresh_inputs(bench, winner)
     return f"when checked again before publishing: {problem}" if problem else None

@@ -158,7 +158,7 @@ def _make(
 def _run(bench: Bench, source: dict[str, Any], orders: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Twice in one session, and once more in a process of its own: whatever differs cannot be a reference."""
     report: list[dict[str, Any]] = bench.step(MAKE, {"source": source, "sets": orders})
-    bench.attempts.worker.restart()
+    bench.fleet.restart()
     later = bench.step(AGAIN, {"source": source, "sets": orders})
     check_unchanged(bench.subject)
     for one, again in zip(report, later, strict=True):

@@ -14,6 +14,7 @@ from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.targets.binding import bound_to
+from routetune.tasks.targets.devices import devices_of, in_worker, plain, refuse_unlike
 from routetune.tasks.targets.environment import Environment, observe
 from routetune.tasks.targets.inputs import input_sets, inputs_digest
 from routetune.tasks.targets.judging import Accuracy
@@ -31,7 +32,9 @@ class Subject:
         target: the validated target file.
         model: the model behind it, checked at intake.
         backend: the backend's name, "auto" resolved.
-        device: "cpu" or "cuda:N".
+        device: what the backend calls it in a worker: "cpu" or "cuda:N". With several GPUs each worker sees
+            one alone, as "cuda:0".
+        devices: where the workers of a run are, as the target names them: "cpu", "cpu:0-3", "cuda:N".
         environment: what a result is bound to besides the target.
         bound_to: the visible dict of all the above, as manifests keep it.
         seen: what the file system said of the model's files before they were read.
@@ -41,6 +44,7 @@ class Subject:
     model: ModelInfo
     backend: str
     device: str
+    devices: tuple[str, ...]
     environment: Environment
     bound_to: dict[str, Any]
     seen: tuple[tuple[int, ...], ...]
@@ -60,12 +64,12 @@ def open_subject(path: Path | str, memo: Memo = no_memo) -> Subject:
         BadInput: the target, its model or its inputs cannot be used; the message names what to change.
     """
     target = load_target(Path(path))
-    backend, device = resolve(target)
+    backend, devices = backend_and_devices(target)
     model = inspect_model(target, memo)
     seen = _looks(model.files)
-    environment = today(backend, device)
+    environment = _one_environment(target, backend, devices)
     bound = bound_to(target, model, environment, inputs_digest(target, memo), memo)
-    return Subject(target, model, backend, device, environment, bound, seen)
+    return Subject(target, model, backend, in_worker(devices), devices, environment, bound, seen)
 
 
 def judged_by(subject: Subject, tolerance: float, metric: str | None = None) -> Subject:
@@ -116,11 +120,31 @@ def _looks(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def resolve(target: Target) -> tuple[str, str]:
-    """The backend and device that the target means on this machine."""
+    """The backend that the target means on this machine, and the first of its devices."""
+    backend, devices = backend_and_devices(target)
+    return backend, devices[0]
+
+
+def backend_and_devices(target: Target) -> tuple[str, tuple[str, ...]]:
+    """The backend and every device that the target means on this machine."""
     device, backend = target.engine.device, target.backend
     if backend == "auto":
-        backend = "tensorrt" if device != "cpu" and can_tune_tensorrt() else "onnxruntime"
-    return backend, default_device(backend) if device == "auto" else device
+        on_cpu = plain(device) == "cpu"
+        backend = "tensorrt" if not on_cpu and can_tune_tensorrt() else "onnxruntime"
+    return backend, devices_of(default_device(backend) if device == "auto" else device)
+
+
+def _one_environment(target: Target, backend: str, devices: tuple[str, ...]) -> Environment:
+    """The environment of all the devices; one that cannot be told is left to who refuses that.
+
+    Raises:
+        BadInput: they differ.
+    """
+    first = today(backend, devices[0])
+    if not first.cannot_tell:
+        found = {device: today(backend, device).fields for device in devices}
+        refuse_unlike(f'{target.path}: engine.device = "{target.engine.device}"', found)
+    return first
 
 
 @lru_cache(maxsize=1)
@@ -155,6 +179,7 @@ def target_knobs(target: Target, model: ModelInfo, backend: str, device: str) ->
     """
     if problem := target.quantization.problem_with(backend):
         raise BadInput(f"{target.path}: quantization: {problem}")
+    device = plain(device)
     return open_backend(backend).knobs(device).merged(place_knobs(model, device))
 
 
@@ -169,8 +194,8 @@ def check_inputs(subject: Subject) -> None:
     input_sets(subject.target, subject.model)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def today(backend: str, device: str) -> Environment:
     """The environment of this process; it does not change while we run, and asking a library costs 0.2 s."""
     opened: Backend = open_backend(backend)
-    return observe(backend, device, opened.versions(device))
+    return observe(backend, device, opened.versions(plain(device)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from routetune.tasks.bench import Bench, failure_from
+from routetune.tasks.engines.fleet import Member
 from routetune.tasks.judging import CHECK, check_order
 from routetune.tasks.routes.route import Route
 from routetune.tasks.stage import stage
@@ -22,12 +24,16 @@ HOPELESS = 3.0
 @stage("time engines", of="engine")
 def time_engines(bench: Bench, trials: list[Trial]) -> list[Trial]:
     """The trials with their speed beside the control; also those over the tolerance, for the frontier."""
-    done = []
     for trial in trials:
-        done.append(_timed(bench, trial))
-        # At once, not after the batch: an alias may stand right behind the route it inherits from.
-        bench.trials[trial.route.id] = done[-1]
-    return done
+        if bench.control is None:
+            _stand_in(bench, trial)
+    timed = bench.fleet.deal(partial(_timed, bench), [trial for trial in trials if trial.alias_of is None])
+    found = {trial.route.id: trial for trial in timed}
+    for trial in trials:
+        # In the order asked for, whoever was faster; an alias stands behind the route that it inherits from.
+        bench.trials.pop(trial.route.id, None)
+        bench.trials[trial.route.id] = found.get(trial.route.id) or _inherited(bench, trial)
+    return [bench.trials[trial.route.id] for trial in trials]
 
 
 def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
@@ -42,7 +48,8 @@ def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
     )
     seconds = trial.seconds | {"timing": answer.value.get("seconds", 0.0)}
     cached = (*trial.cached, "timing") if answer.cached else trial.cached
-    trial = replace(trial, seconds=seconds, cached=cached, failure=failure_from(answer.value))
+    device = answer.value.get("device", trial.device)
+    trial = replace(trial, seconds=seconds, cached=cached, device=device, failure=failure_from(answer.value))
     rounds = answer.value.get("rounds")
     if rounds is None:
         return trial
@@ -74,25 +81,38 @@ def without_samples(trial: Trial) -> Trial:
 
 
 def _timed(bench: Bench, trial: Trial) -> Trial:
-    if trial.alias_of is not None:
-        return _inherited(trial, bench.trials.get(trial.alias_of))
+    control = bench.control
+    if control is None or not _can_be_timed(bench, trial):
+        found = trial
+    elif trial.route == control.route:
+        found = replace(trial, speed=1.0, low=1.0, high=1.0)
+    else:
+        found = time_engine(bench, trial, control)
+    bench.trials[trial.route.id] = found  # at once: the next one may be hopeless beside it
+    return found
+
+
+def _can_be_timed(bench: Bench, trial: Trial) -> bool:
     ignored = bench.subject.target.accuracy.ignored
-    if trial.failure is not None or trial.losses is None or not is_finite(trial.losses, ignored):
-        return trial
-    if bench.control is None:
-        # The default route comes first, so it is the control wherever it runs; elsewhere the first
-        # eligible route stands in, since speed needs something to be measured against.
-        if trial.route.is_default or trial.accepted:
-            trial = replace(trial, speed=1.0, low=1.0, high=1.0)
-            set_control(bench, trial)
-        return trial
-    return time_engine(bench, trial, bench.control)
+    return trial.failure is None and trial.losses is not None and is_finite(trial.losses, ignored)
+
+
+def _stand_in(bench: Bench, trial: Trial) -> None:
+    """Take a trial for the control, where it may be.
+
+    The default route comes first, so it is the control wherever it runs; elsewhere the first eligible route
+    stands in, since speed needs something to be measured against.
+    """
+    may = trial.alias_of is None and (trial.route.is_default or bool(trial.accepted))
+    if may and _can_be_timed(bench, trial):
+        set_control(bench, replace(trial, speed=1.0, low=1.0, high=1.0))
 
 
 def set_control(bench: Bench, trial: Trial) -> None:
-    """Make a trial what the others are measured against, and the canary of the worker."""
+    """Make a trial what the others are measured against, and the canary of every worker."""
     bench.control = trial
-    bench.attempts.canary = lambda: _run_alone(bench, trial)
+    for member in bench.fleet.members:
+        member.attempts.canary = partial(_run_alone, bench, member, trial)
 
 
 def _still_holds(bench: Bench, value: dict[str, Any]) -> bool:
@@ -105,19 +125,20 @@ def _still_holds(bench: Bench, value: dict[str, Any]) -> bool:
     return bound is not None and estimate_from(rounds).ratio < bound
 
 
-def _run_alone(bench: Bench, control: Trial) -> None:
+def _run_alone(bench: Bench, member: Member, control: Trial) -> None:
     """The control as a canary: load and run it; raises StepFailed when even that does not work any more."""
     assert control.engine is not None
     limit = bench.subject.target.budget.trial_seconds
-    bench.attempts.worker.call(CHECK, check_order(bench, control.engine), limit, bench.log)
+    member.attempts.worker.call(CHECK, check_order(bench, control.engine), limit, bench.log)
 
 
-def _inherited(trial: Trial, first: Trial | None) -> Trial:
+def _inherited(bench: Bench, trial: Trial) -> Trial:
     """An alias with the verdict and time of the route that was measured."""
+    first = bench.trials.get(trial.alias_of or "")
     if first is None:
         return trial
     names = ("losses", "loss", "accepted", "verdict", "speed", "low", "high", "abandoned", "failure")
-    return replace(trial, **{name: getattr(first, name) for name in names})
+    return replace(trial, device=first.device, **{name: getattr(first, name) for name in names})
 
 
 def _key(bench: Bench, engines: dict[str, dict[str, Any]], first: str) -> dict[str, Any]:
@@ -145,7 +166,8 @@ def _make(bench: Bench, engines: dict[str, dict[str, Any]], first: str) -> tuple
         order |= {role: engine, f"{role}_path": bench.engine_path(engine)}
     limit = PATIENCE * bench.subject.target.timing.seconds
     rounds = bench.step("routetune.tasks.verdicts.steps:time", order, measuring=limit)
-    return {"rounds": rounds, "seconds": round(time.monotonic() - started, 3)}, []
+    seconds = round(time.monotonic() - started, 3)
+    return {"rounds": rounds, "seconds": seconds, "device": bench.fleet.did}, []
 
 
 def round_settings(bench: Bench) -> dict[str, Any]:

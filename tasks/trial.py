@@ -65,6 +65,8 @@ class Trial:
         verdict: one sentence on accuracy (output, input set, metric, loss, tolerance, worst element).
         cached: names of the steps that were answered from the store.
         seconds: wall time of each step that did run, by step name.
+        device: where its last step was done: the UUID of a GPU, "cpu" or "cpu:0-3"; None where that was not
+            kept.
     """
 
     route: Route
@@ -83,6 +85,7 @@ class Trial:
     verdict: str = ""
     cached: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    device: str | None = None
 
     @property
     def outcome(self) -> Outcome:

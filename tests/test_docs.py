@@ -290,12 +290,14 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Publication:
         target=target,
         backend="onnxruntime",
         device="cpu",
+        devices=("cpu",),
         environment=environment,
         bound_to={"target": {}, "environment": dict(environment.fields)},
     )
     run = SimpleNamespace(id="20260101T000000Z-00000000")
     trials = {trial.route.id: trial for trial in (winner, loser)}
-    bench: Any = SimpleNamespace(subject=subject, run=run, trials=trials, control=winner)
+    fleet = SimpleNamespace(named=("cpu",), out={})
+    bench: Any = SimpleNamespace(subject=subject, run=run, trials=trials, control=winner, fleet=fleet)
     made = manifest(bench, Selection(winner, Decision("", "default", "nothing is faster"), []))
     store.records.append([row(run.id, target.name, environment.key, trial) for trial in (winner, loser)])
     return store.publications.publish("digits", environment.key, store.blobs.put_file(engine.path), made)
@@ -311,7 +313,7 @@ def told(section: str) -> set[str]:
 def test_the_tables_of_the_manifest_and_of_answers(digits: Publication) -> None:
     assert told("## The manifest") == {"check", *digits.manifest}
     assert told("### A trial") == set(trial_summary(Trial(Route())))
-    more = {"state", "search", "explanation", "trials", "note", "changes", "detail"}
+    more = {"state", "search", "explanation", "trials", "devices", "note", "changes", "detail"}
     assert told("### tune and show") == {*published(digits), *more}
     states = {"fresh", "stale", "reselect", "never tuned", "failed", "cannot tell", "refused"}
     assert told("### status") == {*Freshness("digits", "digits.toml", "fresh").to_json(), *states}

@@ -144,6 +144,26 @@ def test_others_go_on_when_one_fails(folder: Path, store: Store) -> None:
     assert (report["builds"], report["gained"], report["exit_code"]) == (2, ["c"], 1)
 
 
+def test_a_target_on_several_devices_is_in_one_queue_with_all_that_share_one(
+    folder: Path, store: Store
+) -> None:
+    night = open_night([folder], store)
+    place(night, a=("cuda:0",), b=("cuda:1",), c=("cuda:2",))
+    assert [[one.target for one in queue] for queue in night.queues()] == [["a"], ["b"], ["c"]]
+    place(night, c=("cuda:2", "cuda:0"))
+    assert sorted([one.target for one in queue] for queue in night.queues()) == [["a", "c"], ["b"]]
+    place(night, a=("cpu:0", "cpu:1"), b=("cpu",))
+    assert sorted([one.target for one in queue] for queue in night.queues()) == [["a", "b"], ["c"]]
+
+
+def place(night: Night, **devices: tuple[str, ...]) -> None:
+    """Have targets on these devices, as if their files said so on a machine that has them."""
+    for at, state in enumerate(night.todo):
+        if state.target in devices and state.subject is not None:
+            subject = replace(state.subject, devices=devices[state.target])
+            night.todo[at] = replace(state, subject=subject)
+
+
 def test_the_night_ends_with_its_budgets(folder: Path, store: Store) -> None:
     night = open_night([folder], store, device_seconds=5.0)
 

@@ -25,6 +25,15 @@ StoreOption = Annotated[
     Path | None,
     typer.Option("--store", help="Folder of engines, entries and records. [env ROUTETUNE_STORE]"),
 ]
+RayOption = Annotated[
+    int | None,
+    typer.Option(
+        "--ray",
+        min=1,
+        metavar="N",
+        help="Let N workers of the Ray cluster of RAY_ADDRESS do the work, on devices like the one here.",
+    ),
+]
 TargetArgument = Annotated[Path, typer.Argument(help="The target file (TOML).")]
 TargetsArgument = Annotated[
     list[Path] | None, typer.Argument(help="Target files, or folders of them. [default: this folder]")

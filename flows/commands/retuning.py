@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from routetune.flows.commands.common import Json, StoreOption, TargetsArgument, answer, app
+from routetune.flows.commands.common import Json, RayOption, StoreOption, TargetsArgument, answer, app
 
 
 @app.command()
@@ -23,6 +23,7 @@ def retune(
     force: Annotated[
         bool, typer.Option("--force", help="Try those too that back off after failures.")
     ] = False,
+    ray: RayOption = None,
     as_json: Json = False,
 ) -> None:
     """Tune every target that is not fresh, worst first; the others go on when one fails.
@@ -38,7 +39,7 @@ def retune(
     if night.todo:
         from routetune.flows.run import run_retune
 
-        found = run_retune(places, opened.root, seconds, device_seconds, force, quiet=as_json)
+        found = run_retune(places, opened.root, seconds, device_seconds, force, ray, quiet=as_json)
     else:  # nothing to do takes no Prefect
         found = night.report()
     answer(found, as_json, "retuning:table")

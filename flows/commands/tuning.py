@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from routetune.flows.commands.common import Json, StoreOption, TargetArgument, TargetsArgument, answer, app
+from routetune.flows.commands.common import (
+    Json,
+    RayOption,
+    StoreOption,
+    TargetArgument,
+    TargetsArgument,
+    answer,
+    app,
+)
 from routetune.tasks.errors import RoutetuneError
 
 #: Exit code of a check that found something stale.
@@ -22,6 +30,7 @@ def tune(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Answer no step from the store; implies --force.")
     ] = False,
+    ray: RayOption = None,
 ) -> None:
     """Tune one target: references, builds, accuracy, timing, selection, publication.
 
@@ -47,8 +56,9 @@ def tune(
     open_signer(subject.target.publish.sign_key, opened.root)
     from routetune.flows.run import run_tune
 
+    forced = force or bool(damaged)
     answer(
-        run_tune(target, opened.root, force=force or bool(damaged), refresh=refresh, quiet=as_json),
+        run_tune(target, opened.root, force=forced, refresh=refresh, ray=ray, quiet=as_json),
         as_json,
         "run_summary",
     )

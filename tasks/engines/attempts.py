@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from routetune.tasks.engines.worker import StepFailed, Worker
+from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import EnvironmentBroken
 from routetune.tasks.trial import Outcome
 
 #: After this many deaths in a row the control is run as a canary.
 DEATHS_IN_A_ROW = 3
 
-_DEATHS = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
+#: Ends of a step that may be the device's or the neighbours' doing as well as the route's.
+DEATHS = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
+
+
+class Steps(Protocol):
+    """What runs steps: a worker of this machine (`worker.Worker`), or one elsewhere."""
+
+    def call(self, step: str, arguments: dict[str, Any], seconds: float, log: Path | None = None) -> Any: ...
+
+    def restart(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Attempts:
@@ -23,7 +36,7 @@ class Attempts:
         canary: runs the control; raises StepFailed when even that fails. None while there is no control.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Steps) -> None:
         self.worker = worker
         self.canary: Callable[[], None] | None = None
         self._deaths = 0
@@ -58,7 +71,7 @@ class Attempts:
         raise StepFailed(Outcome.FLAKY, reason, fresh=True)
 
     def _count(self, failed: StepFailed) -> None:
-        self._deaths = self._deaths + 1 if failed.outcome in _DEATHS else 0
+        self._deaths = self._deaths + 1 if failed.outcome in DEATHS else 0
         if self._deaths < DEATHS_IN_A_ROW or self.canary is None:
             return
         self._deaths = 0

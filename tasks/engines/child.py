@@ -1,6 +1,7 @@
 """The worker process: waits for a step, runs it, answers; everything it prints goes to the step's log.
 
-Run as `python -P -m routetune.tasks.engines.child REQUEST_FD REPLY_FD PARENT_PID`.
+Run as `python -P -m routetune.tasks.engines.child REQUEST_FD REPLY_FD PARENT_PID CORES`; CORES are those
+to stay on, as "0,1", or empty.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
-    request, reply, parent = (int(text) for text in argv)
+    request, reply, parent = (int(text) for text in argv[:3])
     _die_with(parent)
+    if argv[3]:  # before any library is loaded, since some count the cores and start threads when they are
+        os.sched_setaffinity(0, map(int, argv[3].split(",")))
     for fd in (request, reply):
         os.set_inheritable(fd, False)  # a grandchild must not keep the pipe open after we are gone
     faulthandler.enable()  # a crash then leaves the stack in the log of its step

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +36,10 @@ RECYCLE_GROWTH = 4 * 2**30
 START_SECONDS = 60.0
 #: An answer that has begun may take this long, also when it began just before the deadline of its step.
 ANSWER_SECONDS = 10.0
+
+
+class Cancelled(Exception):
+    """The run ends for a reason of its own: a step that was under way says nothing."""
 
 
 class StepFailed(Exception):
@@ -78,6 +82,7 @@ class Worker:
         folder: where the child works; also the default place of its log.
         variables: environment variables of the child beyond the whitelisted ones of this process.
         memory_limit: bytes of resident memory of the child; a step over it is ended.
+        cores: the processor cores that the child and all that it starts may run on; None: as this process.
 
     Attributes:
         started: how many processes it has taken so far.
@@ -89,13 +94,16 @@ class Worker:
         folder: Path,
         variables: Mapping[str, str] | None = None,
         memory_limit: int | None = None,
+        cores: Iterable[int] | None = None,
     ) -> None:
         self.folder = folder
         self.variables = dict(variables or {})
         self.memory_limit = memory_limit or int(psutil.virtual_memory().available * 0.9)
+        self.cores = ",".join(map(str, sorted(cores or ())))
         self.started = 0
         self.worked = 0.0
         self._process: _Process | None = None
+        self._cancelled = False
 
     def call(self, step: str, arguments: dict[str, Any], seconds: float, log: Path | None = None) -> Any:
         """Run one step and return its result (plain JSON).
@@ -130,6 +138,10 @@ class Worker:
         if self._process is not None and self._process.steps:
             self.close()
 
+    def cancel(self) -> None:
+        """From another thread: make a call that is under way, and every later one, raise `Cancelled` soon."""
+        self._cancelled = True
+
     def close(self) -> None:
         """End the child and everything it started; safe to call again."""
         process, self._process = self._process, None
@@ -144,9 +156,11 @@ class Worker:
         self.close()
 
     def _ready(self) -> _Process:
+        self._stop_if_cancelled()
         if self._process is None:
             self.started += 1
-            self._process = _spawner().submit(_spawn, self.folder, self._variables()).result()
+            started = _spawner().submit(_spawn, self.folder, self._variables(), self.cores)
+            self._process = started.result()
             self._greet(self._process)
         return self._process
 
@@ -165,6 +179,7 @@ class Worker:
     def _await(self, process: _Process, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while True:
+            self._stop_if_cancelled()
             ready = wire.readable([process.reply, process.pidfd], WATCH_SECONDS)
             if process.reply in ready:
                 return self._answer(process, seconds)
@@ -178,6 +193,11 @@ class Worker:
             if time.monotonic() > deadline:
                 self.close()
                 raise StepFailed(Outcome.TIMED_OUT, f"did not end within {seconds:g} s")
+
+    def _stop_if_cancelled(self) -> None:
+        if self._cancelled:
+            self.close()
+            raise Cancelled("the step was given up, since the run ends")
 
     def _answer(self, process: _Process, seconds: float) -> dict[str, Any]:
         try:
@@ -228,7 +248,7 @@ def _spawner() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="routetune-spawner")
 
 
-def _spawn(folder: Path, variables: dict[str, str]) -> _Process:
+def _spawn(folder: Path, variables: dict[str, str], cores: str = "") -> _Process:
     folder.mkdir(parents=True, exist_ok=True)
     child_reads, request = os.pipe()
     reply, child_writes = os.pipe()
@@ -236,7 +256,7 @@ def _spawn(folder: Path, variables: dict[str, str]) -> _Process:
     try:
         with (folder / "worker.log").open("ab") as log:
             popen = subprocess.Popen(
-                [*command, str(child_reads), str(child_writes), str(os.getpid())],
+                [*command, str(child_reads), str(child_writes), str(os.getpid()), cores],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

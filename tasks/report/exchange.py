@@ -16,6 +16,7 @@ from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.tuning_log import LoggedTrial, dump_log, parse_log, parse_tokens
 from routetune.tasks.store import Store
 from routetune.tasks.subject import resolve
+from routetune.tasks.targets.devices import plain
 from routetune.tasks.targets.schema import Target, load_target
 from routetune.tasks.trial import Outcome
 
@@ -74,7 +75,7 @@ def export_trials(target_file: Path, store: Store, run: str | None = None) -> st
 
 def _database(target: Target) -> KnobDatabase:
     backend, device = resolve(target)
-    return open_backend(backend).knobs(device)
+    return open_backend(backend).knobs(plain(device))
 
 
 def _doubts(

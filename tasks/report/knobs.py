@@ -10,6 +10,7 @@ from routetune.tasks.engines.base import default_device, open_backend
 from routetune.tasks.errors import BadInput
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.subject import resolve, target_knobs
+from routetune.tasks.targets.devices import plain
 from routetune.tasks.targets.model import inspect_model
 from routetune.tasks.targets.places import names_places
 from routetune.tasks.targets.schema import load_target
@@ -58,7 +59,7 @@ def searched_knobs(target: Target) -> KnobDatabase:
     if names_places([*target.search.routes, *target.search.exclude]):
         return all_knobs(target)
     backend, device = resolve(target)
-    return open_backend(backend).knobs(device)
+    return open_backend(backend).knobs(plain(device))
 
 
 def _sign(family: str | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import number
@@ -33,6 +35,7 @@ def trial_summary(trial: Trial) -> dict[str, Any]:
         "log": trial.failure and trial.failure.log,
         "alias_of": trial.alias_of,
         "abandoned": trial.abandoned,
+        "device": trial.device,
         **trial_figures(trial),
         "seconds": trial.seconds,
         "cached": list(trial.cached),
@@ -53,7 +56,10 @@ def run_summary(
     """
     trials = list(bench.trials.values())
     built = [trial for trial in trials if "build" not in trial.cached]
-    return published(publication) | {
+    answer, devices = published(publication), devices_of(bench)
+    # What was published before and stays has the remarks of its own run.
+    remarks = list(dict.fromkeys([*answer["remarks"], *device_remarks(devices)]))
+    return answer | {
         "state": "kept" if kept else "tuned",
         **({"note": f"kept: {kept}"} if kept else {}),
         "environment": bench.subject.environment.label,
@@ -68,7 +74,25 @@ def run_summary(
             "from_store": len(trials) - len(built),
             "aliases": sum(trial.alias_of is not None for trial in trials),
         },
+        "devices": devices,
+        "remarks": remarks,
     }
+
+
+def device_remarks(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences on several devices; none on one alone."""
+    if len(devices) < 2:
+        return []
+    shares = ", ".join(f"{one['device']} {one['trials']}" for one in devices)
+    out = [f"device {one['device']} was taken out: {one['out']}" for one in devices if one["out"]]
+    return [f"trials of each device: {shares}", *out]
+
+
+def devices_of(bench: Bench) -> list[dict[str, Any]]:
+    """What each device of a run did, and why it was taken out, where it was; plain JSON."""
+    done = Counter(trial.device for trial in bench.trials.values())
+    fleet = bench.fleet
+    return [{"device": one, "trials": done[one], "out": fleet.out.get(one)} for one in fleet.named]
 
 
 def published_summary(state: Freshness) -> dict[str, Any]:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from routetune.tasks.trial import Trial
 
-SCHEMA = 1
+#: 2 has the column "device".
+SCHEMA = 2
 
 #: Columns with their Arrow types, in order. "string" columns that hold JSON say so.
 COLUMNS: dict[str, str] = {
@@ -53,8 +54,11 @@ COLUMNS: dict[str, str] = {
     "seconds": "string",  # JSON, step -> seconds
     "log": "string",  # digest of the blob
     "finished_at": "timestamp[us, UTC]",
+    "device": "string",  # UUID of the GPU, "cpu" or "cpu:0-3"; null in records of schema 1
 }
 _REQUIRED = ("run", "target", "environment", "route", "route_id", "outcome", "finished_at")
+#: Columns that records of an earlier schema do not have.
+_LATER = ("device",)
 # The name carries the digest of the bytes: Parquet's own checksums leave the footer uncovered.
 _PART = re.compile(r"part-[0-9]{20}-([0-9a-f]{16})\.parquet")
 _VERSION = b"routetune.schema_version"
@@ -93,6 +97,7 @@ def row(run: str, target: str, environment: str, trial: Trial) -> dict[str, Any]
         "seconds": dumps(trial.seconds),
         "log": failure.log if failure else None,
         "finished_at": datetime.now(UTC),
+        "device": trial.device,
     }
 
 
@@ -279,9 +284,19 @@ def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
                 f"records {path} have schema {version}, this routetune reads up to {SCHEMA}: use a newer "
                 "routetune"
             )
-        return file.read(columns=columns).cast(_empty(columns).schema)
+        return _completed(file.read(columns=columns), _empty(columns)).cast(_empty(columns).schema)
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(f"it is no table of records: {error}") from error
+
+
+def _completed(table: pa.Table, empty: pa.Table) -> pa.Table:
+    """A table with nulls in the columns that came with a later schema than the one it was written in."""
+    import pyarrow as pa
+
+    for field in empty.schema:
+        if field.name not in table.column_names and field.name in _LATER:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(empty.column_names) if set(table.column_names) == set(empty.column_names) else table
 
 
 def _last_of_each(table: pa.Table) -> pa.Table:

@@ -14,6 +14,7 @@ from typing import Any
 from routetune.tasks import canonical
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets import gpu, processor
+from routetune.tasks.targets.devices import plain, usable_cores
 from routetune.tasks.targets.gpu import NOT_APPLICABLE, UNKNOWN, Provider, load_nvml
 
 __all__ = [
@@ -147,7 +148,7 @@ def observe(
     untouched, and the fields of a GPU are UNKNOWN.
 
     Raises:
-        BadInput: `device` is neither "cpu" nor "cuda:N".
+        BadInput: `device` is none of "cpu", "cpu:0-3" and "cuda:N", or not all of its cores may be used.
     """
     variables = os.environ if variables is None else variables
     number = _gpu_number(device)
@@ -156,7 +157,7 @@ def observe(
         "backend": backend_name,
         "device": "cpu" if number is None else "cuda",
         "python": ".".join(platform.python_version_tuple()[:2]),
-        **_processor_fields(),
+        **_processor_fields(device),
     }
     fields |= {f"version.{name}": _version(name) for name in _LIBRARIES}
     fields |= {f"version.{name}": version for name, version in versions.items()}
@@ -209,20 +210,20 @@ def _matching(variables: Mapping[str, str], patterns: tuple[str, ...]) -> dict[s
 
 
 def _gpu_number(device: str) -> int | None:
-    if device == "cpu":
+    if plain(device) == "cpu":
         return None
     if not re.fullmatch(r"cuda:\d{1,4}", device, re.ASCII):
         raise BadInput(f"device {device!r} must be 'cpu' or 'cuda:N' such as 'cuda:0'")
     return int(device.removeprefix("cuda:"))
 
 
-def _processor_fields() -> dict[str, str | int]:
+def _processor_fields(device: str) -> dict[str, str | int]:
     quota = processor.quota()
     return {
         "cpu.architecture": processor.architecture() or UNKNOWN,
         "cpu.model": processor.model() or UNKNOWN,
         "cpu.flags": _or_unknown(processor.flags()),
-        "cpu.cores": _or_unknown(processor.cores()),
+        "cpu.cores": _or_unknown(usable_cores(device)),
         "cpu.quota": NOT_APPLICABLE if quota is None else f"{quota:.2f}",
     }
 

@@ -90,6 +90,13 @@ def uuid(index: int, variables: Mapping[str, str], provider: Provider = load_nvm
     return None if found in (None, UNKNOWN, NOT_APPLICABLE) else str(found)
 
 
+def count(variables: Mapping[str, str], provider: Provider = load_nvml) -> int:
+    """How many devices CUDA sees under these variables; 0 where NVML does not tell."""
+    with _session(provider) as nvml:
+        found = None if nvml is None else _ask(nvml, lambda: _visible(nvml, variables))
+        return len(found) if isinstance(found, list) else 0
+
+
 def open_device(
     index: int, variables: Mapping[str, str], provider: Provider = load_nvml
 ) -> tuple[Any, _Device | None]:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from routetune.tasks.errors import BadInput
 from routetune.tasks.reading import TEXT, read_bounded
+from routetune.tasks.targets.devices import check_devices
 from routetune.tasks.targets.fields import CLASS, LARGEST, NotNegative, Positive, Section, Share, Text, number
 from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.targets.problems import explain
@@ -180,7 +181,7 @@ class Publish(Section):
 
 
 class EngineSettings(Section):
-    """What the backend is told besides the route: custom-op libraries, the device, limits.
+    """What the backend is told besides the route: custom-op libraries, the devices, limits.
 
     Everything below `device` is TensorRT's. `memory_pools` are limits in MiB by pool ("workspace").
     `shape_values` bounds the values of inputs that shapes depend on. `compute_capabilities` ("8.9") is for
@@ -198,8 +199,7 @@ class EngineSettings(Section):
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda:(0|[1-9]\d{0,3})", value, re.ASCII):
-            raise ValueError('must be "auto", "cpu" or "cuda:N" such as "cuda:0"')
+        check_devices(value)
         return value
 
     def as_settings(self) -> dict[str, Any]:

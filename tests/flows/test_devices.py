@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from routetune.tasks.bench import _device, lock_name
+from routetune.tasks.devices import lock_name, locked
 from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.targets.schema import load_target
 
@@ -47,7 +47,7 @@ def device(folder: Path, rule: str) -> AbstractContextManager[None]:
         "routes": ["-enable_mem_pattern=[on|off]"],
     }
     path.write_text(HEAD.format(**fields).replace("[timing]", f'[timing]\nexclusive = "{rule}"'))
-    return _device(load_target(path), "cpu")
+    return locked(load_target(path), ["cpu"])
 
 
 def test_require_refuses_and_names_the_holder(neighbour: None, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
 from routetune.tasks.accuracy import check_accuracy
-from routetune.tasks.bench import open_bench
+from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.build import build_engines
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.expand import open_campaign
@@ -81,15 +81,20 @@ def store(store_folder: Path) -> Store:
 def tune(path: Path, store: Store) -> tuple[Publication, dict[str, Trial]]:
     """The flow's body, stage by stage, without Prefect."""
     with open_bench(path, store) as bench:
-        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
-        search = open_campaign(bench)
-        while routes := search.ask():
-            trials = build_engines.fn(bench, routes)  # type: ignore[attr-defined]
-            trials = check_accuracy.fn(bench, trials)  # type: ignore[attr-defined]
-            search.tell(time_engines.fn(bench, trials))  # type: ignore[attr-defined]
-        selection = select_winner.fn(bench, list(bench.trials.values()))  # type: ignore[attr-defined]
-        publication = publish_winner.fn(bench, selection)  # type: ignore[attr-defined]
-        return publication, {str(trial.route): trial for trial in bench.trials.values()}
+        return tune_on(bench)
+
+
+def tune_on(bench: Bench) -> tuple[Publication, dict[str, Trial]]:
+    """As `tune`, on a bench that is open."""
+    make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+    search = open_campaign(bench)
+    while routes := search.ask():
+        trials = build_engines.fn(bench, routes)  # type: ignore[attr-defined]
+        trials = check_accuracy.fn(bench, trials)  # type: ignore[attr-defined]
+        search.tell(time_engines.fn(bench, trials))  # type: ignore[attr-defined]
+    selection = select_winner.fn(bench, list(bench.trials.values()))  # type: ignore[attr-defined]
+    publication = publish_winner.fn(bench, selection)  # type: ignore[attr-defined]
+    return publication, {str(trial.route): trial for trial in bench.trials.values()}
 
 
 def built(trials: dict[str, Trial]) -> int:
@@ -250,8 +255,6 @@ def test_a_model_written_while_it_is_tuned_leaves_nothing_behind(
     write: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the files are put back as they were: what was built in between is of another model."""
-    from routetune.tasks.bench import Bench
-
     target = write(adding())
     model = target.parent / "m.onnx"
     original, step = model.read_bytes(), Bench.step

@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 from routetune.tasks.arrays import save_arrays
-from routetune.tasks.bench import lock_name
+from routetune.tasks.devices import lock_name
 from routetune.tasks.engines import cuda
 from routetune.tasks.engines import steps as engine_steps
 from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, default_device, open_backend
@@ -271,7 +271,7 @@ def test_the_default_device_versions_and_lock() -> None:
     assert UNKNOWN not in versions.values()
     uuid = lock_name(DEVICE)
     assert uuid.startswith(("GPU-", "MIG-"))
-    code = "from routetune.tasks.bench import lock_name; print(lock_name('cuda:0'))"
+    code = "from routetune.tasks.devices import lock_name; print(lock_name('cuda:0'))"
     renumbered = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
     told = subprocess.run([sys.executable, "-c", code], env=renumbered, capture_output=True, text=True)
     assert told.stdout.strip() == uuid

@@ -181,6 +181,7 @@ class Site:
             "ROUTETUNE_STORE": str(folder / "store"),
             "ROUTETUNE_TARGETS": str(self.targets),
             "ROUTETUNE_POOL": f"pool-{folder.name}",
+            "ROUTETUNE_KIND": "NVIDIA L4",
         }
 
     def run(self, module: str, *arguments: str | Path, code: int = 0) -> str:
@@ -228,11 +229,18 @@ class Site:
             assert started.poll() is None, log.read_text()
             yield name
 
-    def deploy(self) -> str:
-        """The project's own prefect.yaml on a new pool; the name of the deployment."""
+    def deploy(self, kind: str = "") -> str:
+        """The project's own prefect.yaml on a new pool, that of another kind of GPU where one is named.
+
+        Returns: the name of the deployment.
+        """
+        mine = dict(self.variables)
+        if kind:
+            self.variables |= {"ROUTETUNE_KIND": kind, "ROUTETUNE_POOL": f"{mine['ROUTETUNE_POOL']}-other"}
         pool = self.variables["ROUTETUNE_POOL"]
         self.run("prefect", "--no-prompt", "work-pool", "create", "--type", "process", pool)
         self.run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", ROOT / "prefect.yaml")
+        self.variables = mine
         return pool
 
     @contextmanager

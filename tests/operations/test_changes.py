@@ -38,7 +38,7 @@ def ended(server: Server, deployment: str) -> dict[str, Any]:
 
 def test_served_and_worker_rebuild_once(site: Site, figures: dict[str, Any]) -> None:
     before = tuned(site, "a")
-    pool = site.deploy()
+    pool, other = site.deploy(), site.deploy("NVIDIA L40S")
     with site.served() as served, site.worker():
         site.machine.set(error="Driver/library version mismatch")
         assert site.state() == {"a": "cannot tell"}
@@ -56,6 +56,9 @@ def test_served_and_worker_rebuild_once(site: Site, figures: dict[str, Any]) -> 
             ended(site.server, name)
     assert max(seconds.values()) < allowed(30)
     assert site.state() == {"a": "fresh"}
+    assert not [run for run in site.server.runs(other) if not run["auto_scheduled"]], (
+        "its kind did not change"
+    )
     # Both had the event; whichever came second found the target fresh.
     assert len(site.machine.builds) == 2 * before
     [again] = site.ask("watch", site.targets)["environments"]

@@ -1,7 +1,8 @@
 """A stand-in for NVML: no machine of the tests has a GPU whose driver could be moved under it.
 
 It says what `machine.json` beside it says when it is asked: {"driver": "535.171.04"}, {"error": "..."} as
-right after an upgrade, or {"missing": true} as where the library is not installed.
+right after an upgrade, or {"missing": true} as where the library is not installed. "boards" is how many GPUs
+there are, "watts" the power limit of each.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def nvmlDeviceGetEccMode(board: int) -> list[int]:
 
 
 def nvmlDeviceGetPowerManagementLimit(board: int) -> int:
-    return 72_000
+    watts: list[int] = _machine().get("watts", [72] * nvmlDeviceGetCount())
+    return 1000 * watts[board]
 
 
 def nvmlDeviceGetApplicationsClock(board: int, kind: int) -> int:

@@ -44,6 +44,7 @@ def test_every_column_of_every_kind_of_trial_comes_back(store):
         timing={"rounds": [[1, 2]]},
         cached=("build", "accuracy"),
         seconds={"build": 1.5},
+        device="GPU-1",
     )
     failed = Trial(
         Route(), failure=Failure(Outcome.CRASHED, "crashed (SIGSEGV) while building", "build", log="a" * 64)
@@ -56,7 +57,7 @@ def test_every_column_of_every_kind_of_trial_comes_back(store):
     first, second = table.to_pylist()
     assert before <= first.pop("finished_at") <= datetime.now(UTC) + timedelta(seconds=1)
     assert first == {
-        "schema_version": 1,
+        "schema_version": 2,
         "run": RUN,
         "target": "digits",
         "environment": ENVIRONMENT,
@@ -81,6 +82,7 @@ def test_every_column_of_every_kind_of_trial_comes_back(store):
         "cached": ["build", "accuracy"],
         "seconds": '{"build":1.5}',
         "log": None,
+        "device": "GPU-1",
     }
     assert (second["route"], second["outcome"], second["step"]) == ("", "crashed", "build")
     assert second["reason"] == "crashed (SIGSEGV) while building"
@@ -158,11 +160,26 @@ def write_part(store, table):
 
 
 def test_a_part_of_a_newer_schema_is_an_error_that_names_it(store):
-    table = record_schema().empty_table().replace_schema_metadata({"routetune.schema_version": "2"})
+    table = record_schema().empty_table().replace_schema_metadata({"routetune.schema_version": "3"})
     path = write_part(store, table.append_column("energy", pa.array([], pa.float64())))
-    with pytest.raises(BadInput, match=rf"{path} have schema 2, this routetune reads up to 1"):
+    with pytest.raises(BadInput, match=rf"{path} have schema 3, this routetune reads up to 2"):
         store.records.read()
     assert path.exists()
+
+
+def test_a_part_of_schema_1_is_read_and_merged_with_others(store):
+    """It has no column for the device, which nobody had noted then."""
+    store.records.append(rows(RUN, 1, device="cpu"))
+    [part] = store.records.folder.glob("*/part-*")
+    earlier = pq.read_table(part).drop_columns(["device"])
+    part.unlink()
+    write_part(store, earlier.replace_schema_metadata({"routetune.schema_version": "1"}))
+    store.records.append(rows(RUN, 2, device="cpu"))
+    assert store.records.read()["device"].to_pylist() == [None, "cpu"]
+    assert store.records.read(columns=("device", "route")).column_names == ["device", "route"]
+    store.records.compact(RUN)
+    assert store.records.read().schema.equals(record_schema())
+    assert routes(store.records.read()) == ["-a=1", "-a=2"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,10 @@ def _options(knobs: Mapping[str, str]) -> Any:
     options = onnxruntime.SessionOptions()
     # A file's name ending in .ort would make it another format.
     options.add_session_config_entry("session.load_model_format", "ONNX")
+    # By default the library starts a thread for each core of the machine, and ties each to its core, also to
+    # those that this process was told to keep off.
+    if (usable := len(os.sched_getaffinity(0))) < (os.cpu_count() or 1):
+        options.intra_op_num_threads = options.inter_op_num_threads = usable
     rows = every_setting()
     for name, value in knobs.items():
         row = rows.get(name.removeprefix("-"))

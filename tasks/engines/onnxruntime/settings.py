@@ -71,7 +71,8 @@ def _thread_rows() -> list[Setting]:
             "intra_op_num_threads",
             thread_counts(),
             "0",
-            "Threads that share the work of one node; 0 is one for each physical core.",
+            "Threads that share the work of one node; 0 is one for each physical core, or for each core that "
+            "the process may use, where those are fewer than there are.",
             place="attribute",
             at_load=True,
             changes_results=True,
@@ -80,7 +81,7 @@ def _thread_rows() -> list[Setting]:
             "inter_op_num_threads",
             thread_counts(),
             "0",
-            "Threads that run nodes side by side in parallel mode; 0 is one for each physical core.",
+            "Threads that run nodes side by side in parallel mode; 0 as for intra_op_num_threads.",
             place="attribute",
             at_load=True,
         ),
