@@ -44,7 +44,7 @@ def retune(
 
     Args:
         targets: target files, or folders of them.
-        store: folder of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
+        store: folder or URL of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
         seconds: no target is begun later than this after the start.
         device_seconds: no target is begun once devices were held for this long, added up.
         force: try those too that back off after failures.
@@ -52,7 +52,7 @@ def retune(
     Returns: the report as plain JSON; see docs/freshness.md.
     """
     places = [Path(place) for place in ([targets] if isinstance(targets, str) else targets)]
-    night = open_night(places, open_store(store and Path(store)), seconds, device_seconds, force)
+    night = open_night(places, open_store(store), seconds, device_seconds, force)
     _side_by_side(night, night.queues())
     report = night.report()
     _leave_artifact(report, "-".join(place.absolute().name for place in places))
@@ -78,7 +78,7 @@ def _side_by_side(night: Night, queues: list[list[Freshness]]) -> None:
 
 def _one_by_one(night: Night, queue: list[Freshness]) -> None:
     for state in queue:
-        night.work(state, lambda one, patience: tune(one.path, str(night.store.root), patience=patience))
+        night.work(state, lambda one, patience: tune(one.path, night.store.name, patience=patience))
 
 
 def _leave_artifact(report: dict[str, Any], name: str) -> None:

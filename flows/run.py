@@ -29,7 +29,7 @@ QUIET = {
 
 
 def run_tune(
-    target: Path, store: Path, force: bool = False, refresh: bool = False, quiet: bool = False
+    target: Path, store: Path | str, force: bool = False, refresh: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the flow `tune` here and now, on the server of PREFECT_API_URL or an ephemeral one."""
     return _run("tune", quiet, str(target.absolute()), str(store), force, refresh)
@@ -37,7 +37,7 @@ def run_tune(
 
 def run_retune(
     targets: list[Path],
-    store: Path,
+    store: Path | str,
     seconds: float | None = None,
     device_seconds: float | None = None,
     force: bool = False,
@@ -48,13 +48,18 @@ def run_retune(
     return _run("retune", quiet, places, str(store), seconds, device_seconds, force)
 
 
-def run_reproduce(target: Path, store: Path, quiet: bool = False) -> dict[str, Any]:
+def run_reproduce(target: Path, store: Path | str, quiet: bool = False) -> dict[str, Any]:
     """Run the flow `reproduce` likewise."""
     return _run("reproduce", quiet, str(target.absolute()), str(store))
 
 
 def run_publish(
-    target: Path, store: Path, epsilon: float, metric: str | None, run: str | None, quiet: bool = False
+    target: Path,
+    store: Path | str,
+    epsilon: float,
+    metric: str | None,
+    run: str | None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run the flow `publish` likewise."""
     return _run("publish", quiet, str(target.absolute()), number(epsilon), metric, run, str(store))

@@ -112,16 +112,18 @@ class Bench:
         if (value := self._recalled(key)) is not None and holds(value):
             return Answer(value, cached=True)
         with making(self.store.root, canonical.digest(key)):
-            if (value := self._recalled(key)) is not None and holds(value):
-                return Answer(value, cached=True)
+            earlier = self._recalled(key)
+            if earlier is not None and holds(earlier):
+                return Answer(earlier, cached=True)
             try:
                 value, blobs = make()
             except StepFailed as failed:
                 value, blobs = self._failure(key, failed)
                 if not value.pop("keep"):
                     return Answer(value, cached=False)
-            self.store.entries.put(key, value, blobs)
-            return Answer(value, cached=False)
+            anew, blameless = self.refresh or earlier is not None, key not in self._deaths
+            kept = self.store.entries.put(key, value, blobs, anew=anew, share=blameless)
+            return Answer(kept.value if holds(kept.value) else value, cached=False)
 
     def known(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The value for `key` where the store has all of it, else None; nothing is made."""
@@ -176,7 +178,9 @@ class Bench:
         return digest
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """End the run well, with its records in one part."""
+        """End the run well, with its records in one part; now others may know of the crashes, too."""
+        for key in self._deaths:
+            self.store.entries.share(self.store.entries.path(key))
         self.store.records.compact(self.run.id)
         self.run.finish("finished", summary)
 

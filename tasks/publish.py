@@ -15,6 +15,7 @@ from routetune.tasks.select import CONTROL, Selection
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication
 from routetune.tasks.store.signing import open_signer
+from routetune.tasks.targets.changes import compare
 from routetune.tasks.targets.environment import conditions
 from routetune.tasks.trial import Trial
 
@@ -30,7 +31,7 @@ def publish_winner(bench: Bench, selection: Selection) -> Publication:
     signer = open_signer(target.publish.sign_key, bench.store.root)
     if selection.kept is not None:
         if signer is not None:
-            signer.sign(selection.kept)
+            bench.store.publications.sign(selection.kept, signer)
         return selection.kept
     engine = selection.winner.engine
     assert engine is not None
@@ -41,6 +42,8 @@ def publish_winner(bench: Bench, selection: Selection) -> Publication:
         manifest(bench, selection),
         keep=target.publish.keep,
         signer=signer,
+        # As after waiting for a device: whoever had the same to tune has tuned it.
+        yields=lambda theirs: not compare(theirs.manifest["bound_to"], bench.subject.bound_to),
     )
     return publication
 

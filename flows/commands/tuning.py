@@ -48,7 +48,7 @@ def tune(
     from routetune.flows.run import run_tune
 
     answer(
-        run_tune(target, opened.root, force=force or bool(damaged), refresh=refresh, quiet=as_json),
+        run_tune(target, opened.name, force=force or bool(damaged), refresh=refresh, quiet=as_json),
         as_json,
         "run_summary",
     )
