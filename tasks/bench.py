@@ -64,6 +64,7 @@ class Bench:
         engines: identity of an engine -> the first trial that had it.
         trials: every trial of the run, by route id, in the order they ended.
         refresh: answer nothing from the store.
+        met: the generation that the winner has met, 0 for none.
         asked: the keys that the stage at work has asked for, each with whether the store had it.
     """
 
@@ -81,6 +82,7 @@ class Bench:
     control: Trial | None = None
     engines: dict[str, Trial] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)
+    met: int = 0
     asked: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _deaths: list[dict[str, Any]] = field(default_factory=list)
@@ -183,6 +185,7 @@ class Bench:
             self.store.entries.share(self.store.entries.path(key))
         self.store.records.compact(self.run.id)
         self.run.finish("finished", summary)
+        self.store.share()
 
     def judge_deaths(self, trials: list[Trial]) -> None:
         """Blame the machine where no engine of a run could be built or run at all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -42,10 +43,18 @@ def publish_winner(bench: Bench, selection: Selection) -> Publication:
         manifest(bench, selection),
         keep=target.publish.keep,
         signer=signer,
-        # As after waiting for a device: whoever had the same to tune has tuned it.
-        yields=lambda theirs: not compare(theirs.manifest["bound_to"], bench.subject.bound_to),
+        yields=partial(_has_done_the_same, bench),
     )
     return publication
+
+
+def _has_done_the_same(bench: Bench, theirs: Publication) -> bool:
+    """Whether another host has published for exactly our subject since the winner met what was current.
+
+    Then that stays, as where another process had tuned the same while this one waited for the device.
+    """
+    met = theirs.reference.generation == bench.met
+    return not met and not compare(theirs.manifest["bound_to"], bench.subject.bound_to)
 
 
 def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:

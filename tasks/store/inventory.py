@@ -202,9 +202,12 @@ def named_by(file: File, raw: bytes) -> Kept:
             f"entry {file.path} has schema {content.get('schema')!r}, this routetune knows {SCHEMA}: nothing "
             "was deleted; collect with the newer routetune that wrote it"
         )
-    blobs = tuple(dict.fromkeys(digest for digest, _ in content["blobs"]))
-    engine = content["value"].get("engine") if content["key"]["stage"] == "build" else None
-    return Kept(file, blobs, engine["digest"] if engine else "")
+    try:
+        blobs = tuple(dict.fromkeys(names.digest(digest) for digest, _ in content["blobs"]))
+        engine = content["value"].get("engine") if content["key"]["stage"] == "build" else None
+        return Kept(file, blobs, names.digest(engine["digest"]) if engine else "")
+    except (LookupError, TypeError, ValueError, AttributeError, BadInput):
+        return Kept(file)  # nobody can use it, so it may name what it likes
 
 
 def _files(folder: Path, unfinished: list[File]) -> Iterator[File]:

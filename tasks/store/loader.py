@@ -107,10 +107,19 @@ def has_moved(published: Published) -> bool:
 
 
 def look(root: Path, target: str) -> None:
-    """Have the mirror of a store in a bucket brought up to date for a target; else nothing is done."""
+    """Have the mirror of a store in a bucket brought up to date for a target; else nothing is done.
+
+    Raises:
+        RoutetuneError: the bucket cannot be reached, and the mirror has nothing of the target.
+    """
     mirror = mirror_of(root)
-    if mirror is not None:
-        Switches(mirror).refresh(target)
+    if mirror is None:
+        return
+    Switches(mirror).refresh(target)
+    if mirror.is_asleep and not manifests.environments(root, target):
+        raise RoutetuneError(
+            f"{mirror.remote.url} cannot be reached, and nothing of target {target!r} is in {root} yet"
+        )
 
 
 def _pointers(root: Path, target: str) -> list[tuple[str, int, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
-from routetune.tasks.store.files import hash_file, is_inside, refuse_way_out, write_atomically
+from routetune.tasks.store.files import hash_file, refuse_way_out, write_atomically
 from routetune.tasks.store.mirror import mirror_of
 from routetune.tasks.store.sealed import Damaged, read_hashed, read_sealed, seal
 from routetune.tasks.targets.memo import Memo, no_memo
@@ -218,18 +218,24 @@ def check_engine(root: Path, path: Path, expected: str) -> Path:
         BadInput: a link leads out of the store.
     """
     refuse_way_out(root, path)
-    if not path.exists() and (mirror := mirror_of(root)) is not None and is_inside(mirror.root, path):
-        mirror.download(mirror.root / path.relative_to(root), expected)
     try:
         found = hash_file(path)
     except OSError as error:
+        if _is_fetched(root, path, expected):
+            return path
         raise BadPublication(f"engine {path} cannot be read: {error.strerror}") from error
-    if found != expected:
+    if found != expected and not _is_fetched(root, path, expected):
         raise BadPublication(
             f"engine {path} was changed after it was published: published with SHA-256 "
             f"{expected}, now it has {found}"
         )
     return path
+
+
+def _is_fetched(root: Path, path: Path, expected: str) -> bool:
+    """Whether a mirror has got the engine from its remote, since it had none, or none that is right."""
+    mirror = mirror_of(root)
+    return mirror is not None and mirror.download(mirror.root / path.relative_to(root), expected)
 
 
 def current(root: Path, place: Path, memo: Memo = no_memo) -> Publication | None:

@@ -33,8 +33,8 @@ SCHEMA = 1
 #: Says of which remote a folder is the mirror.
 MARKER = "remote.json"
 OUTBOX = "outbox"
-#: Seconds for which a remote that failed is left alone.
-PAUSE = 60.0
+#: Seconds for which a remote that failed is left alone: at first, and at most, as it fails again and again.
+PAUSE = (15.0, 300.0)
 #: Seconds after which a note whose file never came is left over from a kill.
 _LEFT = 86_400.0
 _AT_ONCE = 8
@@ -109,6 +109,7 @@ class Mirror:
         self.root = root
         self.remote = remote
         self._asleep_until = 0.0
+        self._pause = PAUSE[0]
         self._warned = False
         self._there: set[str] = set()
         self._bad: set[str] = set()
@@ -128,7 +129,8 @@ class Mirror:
 
     def fell_asleep(self, error: Unreachable) -> None:
         """Leave the remote alone for a while; said once."""
-        self._asleep_until = time.monotonic() + PAUSE
+        self._asleep_until = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, PAUSE[1])
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -143,10 +145,12 @@ class Mirror:
         if self.is_asleep:
             return otherwise
         try:
-            return act()
+            found = act()
         except Unreachable as error:
             self.fell_asleep(error)
             return otherwise
+        self._pause = PAUSE[0]
+        return found
 
     # What the remote has.
 

@@ -56,8 +56,8 @@ class Publications:
             file_name: name of the engine file, for runtimes that go by the suffix.
             keep: generations that stay on the disk, see `retention.retire`; None keeps all.
             signer: whose signature lies beside the manifest before it becomes the current one.
-            yields: whether what another host has published in this very moment stays current; then that is
-                the answer. Otherwise this one follows it.
+            yields: of a store that hosts share, whether what is current by now, or becomes so meanwhile,
+                stays so; then that is the answer. Otherwise this one follows it.
 
         Raises:
             RoutetuneError: other hosts publish all the time.
@@ -72,22 +72,26 @@ class Publications:
         draft = replace(draft, signer=signer, keep=keep, switches=self.switches)
         with making(self.root, manifests.lock_of(target, environment), f"publishing {target}"):
             for _ in range(_TRIES):
+                if yields and (theirs := self._theirs(place)) and yields(theirs):
+                    label = f"generation {theirs.reference.generation} of {target}"
+                    warnings.warn(f"{label} was published by another host meanwhile: it stays", stacklevel=2)
+                    return theirs
                 try:
                     return complete(replace(draft))
                 except Outrun as outrun:
                     warnings.warn(str(outrun), StoreWarning, stacklevel=2)
-                    if yields and (theirs := self._theirs(place)) and yields(theirs):
-                        return theirs
         raise RoutetuneError(
             f"target {target!r} cannot be published: other hosts did so {_TRIES} times meanwhile. "
             "Tune it on one host at a time"
         )
 
     def _theirs(self, place: Path) -> Publication | None:
-        """What another host has published at `place`; the lock must be held."""
-        assert self.switches is not None
-        self.switches.look(place)
-        return manifests.current(self.root, place)
+        """What counts at `place` for every host; None in a folder of its own. The lock must be held."""
+        if self.switches is None or self.switches.look(place) is None:
+            return None
+        with suppress(RoutetuneError):  # damaged: then ours follows it
+            return manifests.current(self.root, place)
+        return None
 
     def sign(self, publication: Publication, signer: Signer) -> None:
         """Put a signature beside the manifest of what is published, also at the remote."""
@@ -106,10 +110,10 @@ class Publications:
         with making(self.root, manifests.lock_of(target, environment), f"publishing {target}"):
             self.switches.look(path.parent)
 
-    def refresh(self, target: str | None = None) -> None:
-        """Have a mirror look at what its remote has of a target, or of all: once for many looks."""
+    def refresh(self, target: str | None = None, at_once: bool = False) -> None:
+        """Have a mirror look at what its remote has of a target, or of all, if it did not a moment ago."""
         if self.switches is not None:
-            self.switches.refresh(target, at_once=False)
+            self.switches.refresh(target, at_once)
 
     def has_engine(self, publication: Publication) -> bool:
         """Whether the engine file is there, of the size it was published with; its bytes are not read."""

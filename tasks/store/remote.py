@@ -33,7 +33,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"(s3|gs|memory):/[^/]")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
-_DENIED = ("PermissionDeniedError", "UnauthenticatedError")
+_DENIED = ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
+_REFUSED = ("401", "403")
+#: Where a machine asks for its own role; we get there when nothing else gives credentials.
+_METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 #: Answers that no later try will change: a person has to.
 _WRONG = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidBucketName")
 
@@ -241,9 +244,9 @@ def _reason(error: Exception) -> tuple[str, bool]:
     text, kind = str(error), type(error).__name__
     code, status = _CODE.search(text), _STATUS.search(text)
     told = " ".join([*([f"status {status[1]}"] if status else []), *([code[1]] if code else [])])
-    if "169.254.169.254" in text or "metadata" in text:
+    if any(place in text for place in _METADATA):
         return "no credentials were found, neither in the environment nor of this machine", True
-    if (code and code[1] in _WRONG) or kind in _DENIED or kind == "PermissionError":
+    if (code and code[1] in _WRONG) or (status and status[1] in _REFUSED) or kind in _DENIED:
         why = "there is no such bucket" if code and code[1] == "NoSuchBucket" else "it is not allowed"
         return f"{why} ({told or kind})", True
     return f"the service failed ({told})" if told else "the service does not answer", False

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from routetune.tasks.errors import RoutetuneError
@@ -92,7 +93,8 @@ class Switches:
             try:
                 name = manifests.lock_of(shelf.place.parent.name, shelf.place.name)
                 with making(self.mirror.root, name, "looking at what is published", _PATIENCE):
-                    self.mirror.attempt(lambda: self._follow(shelf), None)  # noqa: B023  # called here
+                    follow = partial(self._follow, shelf, heal=target is not None)
+                    self.mirror.attempt(follow, None)
             except Busy:
                 continue  # whoever publishes here has just looked
 
@@ -186,20 +188,27 @@ class Switches:
             if not path.name.startswith(UNFINISHED) and not self.mirror.give(path):
                 self.mirror.remote.replace(self.mirror.key(path), path)  # left of one that was withdrawn
 
-    def _follow(self, shelf: Shelf) -> None:
-        """Make the local pointer what the newest switch says, when all that it needs is here."""
+    def _follow(self, shelf: Shelf, heal: bool = True) -> None:
+        """Make the local pointer what the newest switch says, after the manifests that it names are here.
+
+        Args:
+            heal: look at the manifests that are here already, too.
+        """
         place = shelf.place
         pointer = self._local(place)
         if self.mirror.is_pending(place / POINTER):
             pointer = self._settled(shelf, pointer)
         if shelf.newest and (pointer is None or pointer.switch != shelf.newest):
             theirs = self._read(place, shelf.newest)
-            if theirs is None or not self._fetch_manifests(place, theirs):
+            if theirs is None:
                 return
+            self._fetch_manifests(place, theirs)
             make_folder(place)
             manifests.write_pointer(place, theirs)
             self._clear(place, theirs)
             pointer = theirs
+        elif shelf.newest and pointer is not None and heal:
+            self._fetch_manifests(place, pointer)
         if pointer is not None:
             self._fetch_signatures(shelf, pointer)
 
@@ -245,23 +254,20 @@ class Switches:
             self.mirror.disown(path, str(damage))
             return None
 
-    def _fetch_manifests(self, place: Path, pointer: Pointer) -> bool:
-        """Fetch what is missing; whether the current one is here. A damaged earlier one stays missing."""
-        return [self._fetch_manifest(place, past) for past in pointer.newest_first][:1] != [False]
-
-    def _fetch_manifest(self, place: Path, past: Reference) -> bool:
-        path = manifests.folder_of(place, past.generation) / MANIFEST
-        if path.exists():
-            if hash_file(path) == past.manifest:
-                return True
-            _remove(path.parent)  # ours, which gave way to another of the same number
-        raw = self.mirror.remote.read(self.mirror.key(path))
-        found = hashlib.sha256(raw or b"").hexdigest()
-        if raw is None or found != past.manifest:
-            self.mirror.disown(path, f"published with SHA-256 {past.manifest}, now it has {found}")
-            return False
-        write_atomically(path, raw, 0o444)
-        return True
+    def _fetch_manifests(self, place: Path, pointer: Pointer) -> None:
+        """Fetch what is missing or damaged here; what is damaged at the remote stays missing."""
+        for past in pointer.newest_first:
+            path = manifests.folder_of(place, past.generation) / MANIFEST
+            if path.exists() and hash_file(path) == past.manifest:
+                continue
+            raw = self.mirror.remote.read(self.mirror.key(path))
+            found = hashlib.sha256(raw or b"").hexdigest()
+            if path.parent.exists():
+                _remove(path.parent)  # damaged, or ours that gave way to another of the same number
+            if raw is not None and found == past.manifest:
+                write_atomically(path, raw, 0o444)
+            else:
+                self.mirror.disown(path, f"published with SHA-256 {past.manifest}, now it has {found}")
 
     def _fetch_signatures(self, shelf: Shelf, pointer: Pointer) -> None:
         for past in pointer.newest_first:
