@@ -35,6 +35,8 @@ MARKER = "remote.json"
 OUTBOX = "outbox"
 #: Seconds for which a remote that failed is left alone: at first, and at most, as it fails again and again.
 PAUSE = (15.0, 300.0)
+#: A remote that never answers costs a run this part of its time at most, as 1 / (1 + n).
+_SHARE = 4.0
 #: Seconds after which a note whose file never came is left over from a kill.
 _LEFT = 86_400.0
 _AT_ONCE = 8
@@ -127,9 +129,11 @@ class Mirror:
         """Whether the remote failed a moment ago."""
         return time.monotonic() < self._asleep_until
 
-    def fell_asleep(self, error: Unreachable) -> None:
-        """Leave the remote alone for a while; said once."""
-        self._asleep_until = time.monotonic() + self._pause
+    def fell_asleep(self, error: Unreachable, spent: float = 0.0) -> None:
+        """Leave the remote alone for a while, the longer the more seconds were spent on it; said once."""
+        if self.is_asleep:  # another thread has just said so
+            return
+        self._asleep_until = time.monotonic() + max(self._pause, _SHARE * spent)
         self._pause = min(2 * self._pause, PAUSE[1])
         if not self._warned:
             self._warned = True
@@ -144,10 +148,11 @@ class Mirror:
         """What `act` gives; `otherwise` where the remote fails, or did so a moment ago."""
         if self.is_asleep:
             return otherwise
+        began = time.monotonic()
         try:
             found = act()
         except Unreachable as error:
-            self.fell_asleep(error)
+            self.fell_asleep(error, time.monotonic() - began)
             return otherwise
         self._pause = PAUSE[0]
         return found
@@ -258,8 +263,8 @@ class Mirror:
 
     def give(self, path: Path) -> bool:
         """As `offer`, but notes nothing. Raises Unreachable, or FileNotFoundError: there is no such file."""
-        # No two writers name a large file alike: the name has its digest, or a number that one has claimed.
-        large = path.stat().st_size > CHUNK
+        # What two writers may name alike is JSON. Other names have a digest, or a number that was claimed.
+        large = path.stat().st_size > CHUNK and path.suffix != ".json"
         return self._sent(path) if large else self._given(self.key(path), path.read_bytes())
 
     def offer_blob(self, path: Path) -> bool:

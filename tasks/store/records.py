@@ -199,7 +199,7 @@ class Records:
             # Merging again what a killed call had merged gives the same bytes, hence the same name.
             if part != merged:
                 part.unlink(missing_ok=True)
-                if self.mirror is not None:
+                if self.mirror is not None and not self.mirror.is_pending(merged):
                     self.mirror.delete(part)
 
     def _runs(self) -> list[str]:

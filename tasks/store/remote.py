@@ -25,8 +25,8 @@ from routetune.tasks.store.files import open_new, sync_file
 SCHEMES = ("s3", "gs", "file", "memory")
 #: Bytes of one request: one of this size is over in time also on a slow line.
 CHUNK = 8 << 20
-#: Seconds to connect, for one request, and for a request with all its retries.
-CONNECT, REQUEST, ALTOGETHER = 5, 30, 60
+#: Seconds to connect, for one request, and after which a request that failed is not tried again.
+CONNECT, REQUEST, ALTOGETHER = 5, 30, 30
 RETRIES = 3
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -245,7 +245,10 @@ def _reason(error: Exception) -> tuple[str, bool]:
     code, status = _CODE.search(text), _STATUS.search(text)
     told = " ".join([*([f"status {status[1]}"] if status else []), *([code[1]] if code else [])])
     if any(place in text for place in _METADATA):
-        return "no credentials were found, neither in the environment nor of this machine", True
+        return (
+            "no credentials were found, neither in the environment nor of this machine (profiles in ~/.aws "
+            "are not read)"
+        ), True
     if (code and code[1] in _WRONG) or (status and status[1] in _REFUSED) or kind in _DENIED:
         why = "there is no such bucket" if code and code[1] == "NoSuchBucket" else "it is not allowed"
         return f"{why} ({told or kind})", True

@@ -39,7 +39,7 @@ from routetune.tasks.store.sealed import Damaged, unseal
 
 SWITCHES = "switches"
 #: Seconds for which a look at the remote is good enough for who only looks.
-_FRESH = 10.0
+_FRESH = 30.0
 #: Seconds to wait for another process of this host that is publishing, before the mirror is read as it is.
 _PATIENCE = 30.0
 _KEY = re.compile(

@@ -41,6 +41,15 @@ finalists = 1
 confidence = 0.5
 """
 URL = "s3://bucket/team"
+SERVICE = """
+import sys, numpy
+from routetune.tasks.service import current_engine, has_moved, load_runner
+published = current_engine("small", sys.argv[1])
+runner = load_runner(published)
+outputs = runner.infer({"x": numpy.zeros((8, 1, 8, 8), numpy.float32)})
+print(published.manifest["generation"], *(array.shape for array in outputs.values()), has_moved(published))
+runner.close()
+"""
 
 
 class Hosts:
@@ -55,7 +64,10 @@ class Hosts:
         self.variables = server.variables | {"ROUTETUNE_STORE": URL, "PREFECT_API_URL": prefect_url}
 
     def start(self, host: str, *arguments: str) -> subprocess.Popen[str]:
-        variables = os.environ | self.variables | {"XDG_CACHE_HOME": str(self.home / host)}
+        runtime = self.home / host / "run"  # locks of devices are a host's own
+        runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = {"XDG_CACHE_HOME": str(self.home / host), "XDG_RUNTIME_DIR": str(runtime)}
+        variables = os.environ | self.variables | own
         command = [sys.executable, "-m", "routetune.flows", *arguments]
         return subprocess.Popen(
             command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -113,14 +125,40 @@ def test_another_host_builds_nothing_and_loads_what_was_published(hosts: Hosts) 
     again = hosts.tune("other", "--force")
     assert again["counts"]["builds"] == 0
     assert hosts.call("third", "show", str(hosts.target))["generation"] == again["generation"]
-    shown = hosts.call("third", "frontier", str(hosts.target))
-    assert shown["trials"] == 4
+    chosen = hosts.call("third", "publish", str(hosts.target), "--epsilon", "0.5", "--store", URL)
+    assert chosen["counts"]["builds"] == 0
+    assert hosts.call("other", "show", str(hosts.target))["generation"] == chosen["generation"]
+    served = subprocess.run(
+        [sys.executable, "-c", SERVICE, URL],
+        env=os.environ | hosts.variables | {"XDG_CACHE_HOME": str(hosts.home / "service")},
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert served.stdout == f"{chosen['generation']} (8, 10) False\n", served.stderr
+    for path in hosts.home.rglob("*"):
+        assert path.suffix == ".log" or not path.is_file() or SECRET.encode() not in path.read_bytes()
     answer, told = hosts.answer(hosts.start("third", "doctor", "--json"))
     [bucket] = [one for one in answer["checks"] if one["name"] == "bucket"]
     assert bucket["ok"] and "conditional writes" in bucket["found"], told
 
 
-@pytest.mark.parametrize("objects", [1, 5])
+def test_two_hosts_tune_the_same_at_once(hosts: Hosts) -> None:
+    both = [hosts.start(host, "tune", str(hosts.target), "--json") for host in ("one", "other")]
+    answers = [hosts.answer(process)[0] for process in both]
+    assert {answer["target"] for answer in answers} == {"small"}
+    hosts.check_every_object()
+    shown = hosts.call("third", "show", str(hosts.target))
+    assert shown["state"] == "fresh"
+    # What the others said is current is what is current, or is in the history of that.
+    assert shown["generation"] == max(answer["generation"] for answer in answers)
+    assert hosts.call("third", "verify", str(hosts.target))["problems"] == []
+    assert {run["run"] for run in answers} <= {
+        path.stem for path in (hosts.bucket / "runs").glob("*.json")
+    } | {shown["run"]}
+
+
+@pytest.mark.parametrize("objects", [4])
 def test_the_server_dies_in_mid_write(hosts: Hosts, objects: int) -> None:
     process = hosts.start("one", "tune", str(hosts.target), "--json")
     hosts.wait_for(objects, process)

@@ -159,6 +159,14 @@ def test_a_run_under_way_is_gone_on_with_by_its_own_host_alone(site: Site) -> No
     assert [run.reason for run in site.open("third").runs.list("digits")] == ["no memory"]
 
 
+def test_a_large_entry_is_created_once_as_any_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "CHUNK", 100)
+    one, other = site.open("one"), site.open("other")
+    one.entries.put(KEY, {"samples": "1" * 999})
+    taken = other.entries.put(KEY, {"samples": "2" * 999})
+    assert taken.value == {"samples": "1" * 999}
+
+
 # Publications.
 
 

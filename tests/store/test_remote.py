@@ -12,6 +12,7 @@ import pytest
 from routetune.tasks.doctor import examine
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import open_store, store_root
+from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.remote import CHUNK, RETRIES, Remote, Unreachable, is_url
 
 from tests.buckets import KEY_ID, SECRET, Server
@@ -144,6 +145,27 @@ def test_a_failing_service_is_told_of_in_our_words(
     assert SECRET not in str(failed.value) and KEY_ID not in str(failed.value)
     assert failed.value.__cause__ is None and failed.value.__suppress_context__
     assert faulty.asked <= 1 + RETRIES
+
+
+def test_a_service_that_takes_requests_and_never_answers_is_given_up(
+    faulty: type[Faulty], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routetune.tasks.store.remote.REQUEST", 0.2)
+    monkeypatch.setattr("routetune.tasks.store.remote.ALTOGETHER", 0.4)
+    never = threading.Event()
+    monkeypatch.setattr(faulty, "do_GET", lambda _: never.wait(30))
+    store = open_store("s3://bucket/hangs", write=False)
+    assert store.mirror is not None
+    with pytest.warns(StoreWarning, match="does not answer; going on with"):
+        assert store.runs.list() == []
+    assert store.mirror.is_asleep
+    never.set()
+
+
+def test_a_mirror_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    with pytest.raises(BadInput, match="let XDG_CACHE_HOME name a folder that can"):
+        open_store("s3://bucket/x")
 
 
 def test_credentials_are_in_no_representation(bucket: str) -> None:
