@@ -5,14 +5,19 @@ So it can be killed and started again, and what it holds can be looked at and da
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+from routetune.tasks.store import Store, mirror, open_store
+
+ENVIRONMENT = "0123456789abcdef"
+FIRST, SECOND, THIRD = b"first engine" * 99, b"second engine" * 99, b"third engine" * 99
 SECRET = "SWordThatNobodyMayEverSee0123456789"
 KEY_ID = "AKIDTHATISNOTTOLD000"
 
@@ -75,13 +80,46 @@ class Server:
         return (self.data.parent / "server.log").read_text()
 
 
+class Site:
+    """Hosts that share a bucket which can be away, each with a cache of its own."""
+
+    def __init__(self, url: str, bucket: Path, home: Path, patch: pytest.MonkeyPatch) -> None:
+        self.url, self.bucket, self.home, self._patch = url, bucket, home, patch
+
+    def open(self, host: str, write: bool = True) -> Store:
+        """The store as a new process of a host opens it."""
+        mirror._known.clear()
+        self._patch.setenv("XDG_CACHE_HOME", str(self.home / host))
+        return open_store(self.url, write)
+
+    def go_away(self) -> None:
+        self._patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # discard: nobody listens there
+
+    def come_back(self, server: Server) -> None:
+        self._patch.setenv("AWS_ENDPOINT_URL", server.variables["AWS_ENDPOINT_URL"])
+
+    def files(self, name: str = "**/*") -> list[str]:
+        return sorted(str(p.relative_to(self.bucket)) for p in self.bucket.glob(name) if p.is_file())
+
+
+def manifest(route: str = "-a=on") -> dict[str, Any]:
+    environment = {"backend": "onnxruntime", "device": "cpu", "version.onnxruntime": "1.32.0"}
+    bound_to = {"target": {"model": "m"}, "environment": environment}
+    return {"bound_to": bound_to, "route": route, "options": {}}
+
+
+def publish(store: Store, data: bytes, **more: Any) -> int:
+    digest = store.blobs.put_bytes(data)
+    made = store.publications.publish("digits", ENVIRONMENT, digest, manifest(), **more)
+    return made.reference.generation
+
+
+def history(store: Store) -> list[int]:
+    return [past.reference.generation for past in store.publications.history("digits")]
+
+
 def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]
         return port
-
-
-def put_on(variables: dict[str, str], **more: str) -> dict[str, str]:
-    """This process's environment with some variables."""
-    return os.environ | variables | more

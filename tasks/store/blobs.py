@@ -98,9 +98,10 @@ class Blobs:
 
     def obtain(self, digest: str, size: int | None = None) -> bool:
         """`has`, after fetching from the remote what a mirror lacks."""
-        if self.has(digest, size) or self.mirror is None:
-            return self.has(digest, size)
-        return self.mirror.download(self.path(digest), digest) and self.has(digest, size)
+        if self.has(digest, size):
+            return True
+        fetched = self.mirror is not None and self.mirror.download(self.path(digest), digest)
+        return fetched and self.has(digest, size)
 
     def verified(self, digest: str) -> Path:
         """The path of the blob, its bytes read and found right; it counts as used now.
@@ -111,8 +112,7 @@ class Blobs:
         """
         path = self.path(digest)
         refuse_way_out(self.root, path)
-        if self.mirror is not None:
-            self.obtain(digest)
+        self.obtain(digest)
         self.use(digest)
         try:
             found = hash_file(path)
@@ -122,6 +122,8 @@ class Blobs:
             found = str(error.strerror)
         if found != digest:
             set_aside(self.root, path, f"the bytes of this blob have another digest: {found}")
+            if self.obtain(digest):
+                return path
             raise Missing(f"blob {digest} was damaged and has been put aside; it has to be made again")
         return path
 

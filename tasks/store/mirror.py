@@ -77,13 +77,13 @@ def mirror_of(root: Path) -> Mirror | None:
     Raises:
         BadInput: the marker is damaged, or obstore is not installed.
     """
+    if not (root / MARKER).is_file():
+        return None
     try:
         url = str(read_sealed(root / MARKER, SCHEMA, "mirror")["url"])
         if os.path.realpath(folder_of(url)) != os.path.realpath(root):
             return None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (Damaged, KeyError) as damage:
+    except (Damaged, KeyError, FileNotFoundError) as damage:
         raise BadInput(f"{root / MARKER} is damaged ({damage}): give the store by its URL") from damage
     place = (os.path.realpath(root), url)
     if place not in _known:
@@ -130,7 +130,10 @@ class Mirror:
         return time.monotonic() < self._asleep_until
 
     def fell_asleep(self, error: Unreachable, spent: float = 0.0) -> None:
-        """Leave the remote alone for a while, the longer the more seconds were spent on it; said once."""
+        """Leave the remote alone for a while, the longer the more seconds were spent on it.
+
+        Said once, until it answers again.
+        """
         if self.is_asleep:  # another thread has just said so
             return
         self._asleep_until = time.monotonic() + max(self._pause, _SHARE * spent)
@@ -154,7 +157,7 @@ class Mirror:
         except Unreachable as error:
             self.fell_asleep(error, time.monotonic() - began)
             return otherwise
-        self._pause = PAUSE[0]
+        self._pause, self._warned = PAUSE[0], False
         return found
 
     # What the remote has.

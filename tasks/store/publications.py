@@ -71,15 +71,20 @@ class Publications:
         draft = Draft(self.blobs, target, environment, names.digest(engine), manifest, file_name, place)
         draft = replace(draft, signer=signer, keep=keep, switches=self.switches)
         with making(self.root, manifests.lock_of(target, environment), f"publishing {target}"):
-            for _ in range(_TRIES):
-                if yields and (theirs := self._theirs(place)) and yields(theirs):
-                    label = f"generation {theirs.reference.generation} of {target}"
-                    warnings.warn(f"{label} was published by another host meanwhile: it stays", stacklevel=2)
-                    return theirs
-                try:
-                    return complete(replace(draft))
-                except Outrun as outrun:
-                    warnings.warn(str(outrun), StoreWarning, stacklevel=2)
+            return self._completed(draft, yields)
+
+    def _completed(self, draft: Draft, yields: Callable[[Publication], bool] | None) -> Publication:
+        """What a draft becomes, tried again as long as other hosts are faster; or theirs, if it yields."""
+        target = draft.target
+        for _ in range(_TRIES):
+            if yields and (theirs := self._theirs(draft.place)) and yields(theirs):
+                label = f"generation {theirs.reference.generation} of {target}"
+                warnings.warn(f"{label} was published by another host meanwhile: it stays", stacklevel=3)
+                return theirs
+            try:
+                return complete(replace(draft))
+            except Outrun as outrun:
+                warnings.warn(str(outrun), StoreWarning, stacklevel=3)
         raise RoutetuneError(
             f"target {target!r} cannot be published: other hosts did so {_TRIES} times meanwhile. "
             "Tune it on one host at a time"
@@ -215,7 +220,7 @@ class Publications:
                 if publication is not None:
                     back = Pointer(past[index], past[:index], pointer.switch)
                     if self.switches is not None and shelf is not None:
-                        back = self.switches.put(place, shelf, back)
+                        back = self.switches.put(place, shelf, back, new=False)
                     manifests.write_pointer(place, back)
                     return publication
         raise BadInput(f"target {target!r} has no earlier whole publication in environment {environment}")

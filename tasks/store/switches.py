@@ -118,17 +118,20 @@ class Switches:
         later = self._path(place, pointer.switch + 1)
         return self.mirror.attempt(lambda: self.mirror.remote.size(self.mirror.key(later)), None) is not None
 
-    def put(self, place: Path, shelf: Shelf, pointer: Pointer) -> Pointer:
+    def put(self, place: Path, shelf: Shelf, pointer: Pointer, new: bool = True) -> Pointer:
         """Make `pointer` what counts at the remote; the pointer with the number that it has there.
 
         Every generation that it names is given first; to create its manifest is to claim its number.
+
+        Args:
+            new: nobody else has the generation that becomes current, or it is refused.
 
         Raises:
             Outrun: somebody else has the number of a generation, or has switched meanwhile.
             Unreachable: the remote cannot be reached; it may have got some of the files.
         """
         for past in reversed(pointer.newest_first):
-            if past.generation not in shelf.files or past == pointer.current:
+            if past.generation not in shelf.files or (new and past == pointer.current):
                 self._give(place, past.generation)
         turned = replace(pointer, switch=max(pointer.switch, shelf.newest) + 1)
         key, raw = self.mirror.key(self._path(place, turned.switch)), manifests.sealed_pointer(turned)
