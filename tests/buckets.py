@@ -74,11 +74,6 @@ class Server:
             self.process.wait()
             self.process = None
 
-    @property
-    def log(self) -> str:
-        """Every request so far."""
-        return (self.data.parent / "server.log").read_text()
-
 
 class Site:
     """Hosts that share a bucket which can be away, each with a cache of its own."""

@@ -199,8 +199,15 @@ class Records:
             # Merging again what a killed call had merged gives the same bytes, hence the same name.
             if part != merged:
                 part.unlink(missing_ok=True)
-                if self.mirror is not None and not self.mirror.is_pending(merged):
-                    self.mirror.delete(part)
+                self._forget(part, merged)
+
+    def _forget(self, part: Path, merged: Path) -> None:
+        """Have a mirror's remote without a part that was merged, once it has the merged one."""
+        if self.mirror is None:
+            return
+        self.mirror.settle(part)
+        if not self.mirror.is_pending(merged):
+            self.mirror.delete(part)
 
     def _runs(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*-*") if path.is_dir())

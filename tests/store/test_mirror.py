@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 from routetune.tasks.errors import BadInput, RoutetuneError
-from routetune.tasks.store import mirror, open_store
+from routetune.tasks.routes.route import Route
+from routetune.tasks.store import Store, mirror, open_store
 from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.keys import stage_key
 from routetune.tasks.store.loader import load_current
 from routetune.tasks.store.manifests import lock_of
 from routetune.tasks.store.mirror import folder_of, mirror_of
+from routetune.tasks.store.records import row
 from routetune.tasks.store.sealed import seal
+from routetune.tasks.trial import Trial
 
 from tests.buckets import ENVIRONMENT, FIRST, SECOND, Server, Site, history, publish
 
+RUN = "20261130T024500Z-1a2b3c4d"
 KEY = stage_key("build", code="0" * 64, route="-a=on")
 
 
@@ -86,6 +90,27 @@ def test_what_is_made_while_the_bucket_is_away_is_shared_by_the_next_run(
     assert other.entries.get(KEY) is not None
     assert other.runs.get(run.id).status == "finished"
     assert history(other) == [1] and other.publications.verify("digits", ENVIRONMENT) == []
+
+
+def test_trials_that_were_merged_while_the_bucket_is_away_are_all_shared(
+    site: Site, bucket_server: Server
+) -> None:
+    def record(store: Store, route: str) -> None:
+        trial = Trial(Route((tuple(route.split("=")),)))  # type: ignore[arg-type]
+        store.records.append([row(RUN, "digits", ENVIRONMENT, trial)])
+
+    record(site.open("one"), "-a=first")
+    site.go_away()
+    with pytest.warns(StoreWarning, match="going on with"):
+        one = site.open("one")
+        record(one, "-a=second")
+        one.records.compact(RUN)
+    site.come_back(bucket_server)
+    one = site.open("one")
+    assert one.mirror is not None and list((one.root / "outbox").iterdir()) == []
+    for host in ("one", "other"):
+        routes = site.open(host).records.read(RUN)["route"].to_pylist()
+        assert routes == ["-a=first", "-a=second"]
 
 
 def test_a_mirror_without_its_bucket_and_without_the_target_says_so(
