@@ -10,7 +10,7 @@ from typing import Any
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import manifests, store_root
 from routetune.tasks.store.manifests import BadPublication, Publication
-from routetune.tasks.store.mirror import mirror_of
+from routetune.tasks.store.mirror import mirror_of, name_of
 from routetune.tasks.store.signing import KeySource, PublicKey, Untrusted, check_signature, public_keys
 from routetune.tasks.store.switches import Switches
 from routetune.tasks.targets.changes import Change, compare
@@ -163,7 +163,7 @@ def _load(
         found = trusted(place, target, environment, keys)
         if found is None:
             raise BadInput(
-                f"target {target!r} is not published in environment {environment} of store {place}; "
+                f"target {target!r} is not published in environment {environment} of store {name_of(place)}; "
                 f"published: {', '.join(manifests.environments(place, target)) or 'none'}"
             )
         publication = found
@@ -187,7 +187,9 @@ def _choose(
         if publication is not None:
             found.append(publication)
     if not found:
-        raise broken or BadInput(f"target {target!r} is not published in store {root}: tune it first")
+        raise broken or BadInput(
+            f"target {target!r} is not published in store {name_of(root)}: tune it first"
+        )
     fitting = found if today is None else _fitting(found, today)
     if len(fitting) == 1:
         return fitting[0]

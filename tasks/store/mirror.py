@@ -91,6 +91,12 @@ def mirror_of(root: Path) -> Mirror | None:
     return _known[place]
 
 
+def name_of(root: Path) -> str:
+    """What a person calls the store at `root`: the folder, or the URL of which it is the mirror."""
+    mirror = mirror_of(root)
+    return str(root) if mirror is None else mirror.remote.url
+
+
 def write_shared(mirror: Mirror | None, path: Path, raw: bytes) -> None:
     """`write_atomically`, and give it to the remote, where the store is a mirror."""
     if mirror is not None:
