@@ -58,6 +58,16 @@ def prefect_url(own_machine: None) -> Iterator[str]:
         yield str(PREFECT_API_URL.value())
 
 
+@pytest.fixture(scope="session")
+def bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real S3-compatible server for the session; a test takes a bucket of its own, and kills no server."""
+    from tests.buckets import Server
+
+    server = Server(tmp_path_factory.mktemp("s3") / "data")
+    yield server
+    server.kill()
+
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -42,11 +42,11 @@ def publish(
         epsilon: the tolerance; "inf" switches the check off.
         metric: what it bounds; by default the target's own metric.
         run: whose trials; by default the latest run in this environment.
-        store: folder of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
+        store: folder or URL of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
 
     Returns: the run's summary as plain JSON; see docs/publications.md.
     """
-    opened = open_store(store and Path(store))
+    opened = open_store(store)
     amend = partial(judged_by, tolerance=to_float(epsilon), metric=metric)
     with open_bench(Path(target), opened, amend=amend) as bench:
         make_references(bench, input_sets(bench.subject.target, bench.subject.model))

@@ -25,11 +25,11 @@ def reproduce(target: str, store: str | None = None) -> dict[str, Any]:
 
     Args:
         target: path of the target file.
-        store: folder of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
+        store: folder or URL of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
 
     Returns: old and new figures as plain JSON; see docs/publications.md.
     """
-    opened = open_store(store and Path(store))
+    opened = open_store(store)
     with open_bench(Path(target), opened, refresh=True, purpose="reproduce") as bench:
         published, trial = recall(bench)
         make_references(bench, input_sets(bench.subject.target, bench.subject.model))

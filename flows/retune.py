@@ -50,7 +50,7 @@ def retune(
 
     Args:
         targets: target files, or folders of them.
-        store: folder of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
+        store: folder or URL of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
         seconds: no target is begun later than this after the start.
         device_seconds: no target is begun once devices were held for this long, added up.
         force: try those too that back off after failures.
@@ -62,7 +62,7 @@ def retune(
         TargetsFailed: some failed or were refused; it has the report.
     """
     places = [Path(place) for place in ([targets] if isinstance(targets, str) else targets)]
-    night = open_night(places, open_store(store and Path(store)), seconds, device_seconds, force)
+    night = open_night(places, open_store(store), seconds, device_seconds, force)
     _side_by_side(night, night.queues(), ray)
     report = night.report()
     _leave_artifact(report, "-".join(place.absolute().name for place in places))
@@ -90,9 +90,9 @@ def _side_by_side(night: Night, queues: list[list[Freshness]], ray: int | None) 
 
 
 def _one_by_one(night: Night, queue: list[Freshness], ray: int | None) -> None:
-    root = str(night.store.root)
+    name = night.store.name
     for state in queue:
-        night.work(state, lambda one, patience: run_through(tune, one.path, root, patience=patience, ray=ray))
+        night.work(state, lambda one, patience: run_through(tune, one.path, name, patience=patience, ray=ray))
 
 
 def _leave_artifact(report: dict[str, Any], name: str) -> None:

@@ -35,7 +35,7 @@ QUIET = {
 
 def run_tune(
     target: Path,
-    store: Path,
+    store: Path | str,
     force: bool = False,
     refresh: bool = False,
     ray: int | None = None,
@@ -47,7 +47,7 @@ def run_tune(
 
 def run_retune(
     targets: list[Path],
-    store: Path,
+    store: Path | str,
     seconds: float | None = None,
     device_seconds: float | None = None,
     force: bool = False,
@@ -62,13 +62,18 @@ def run_retune(
         return failed.report
 
 
-def run_reproduce(target: Path, store: Path, quiet: bool = False) -> dict[str, Any]:
+def run_reproduce(target: Path, store: Path | str, quiet: bool = False) -> dict[str, Any]:
     """Run the flow `reproduce` likewise."""
     return _run("reproduce", quiet, str(target.absolute()), str(store))
 
 
 def run_publish(
-    target: Path, store: Path, epsilon: float, metric: str | None, run: str | None, quiet: bool = False
+    target: Path,
+    store: Path | str,
+    epsilon: float,
+    metric: str | None,
+    run: str | None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run the flow `publish` likewise."""
     return _run("publish", quiet, str(target.absolute()), number(epsilon), metric, run, str(store))

@@ -26,7 +26,7 @@ SERVED = {
 
 def serve(
     targets: list[Path],
-    store: Path,
+    store: Path | str,
     cron: str,
     timezone: str,
     name: str,

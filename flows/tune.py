@@ -46,7 +46,7 @@ def tune(
 
     Args:
         target: path of the target file.
-        store: folder of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
+        store: folder or URL of the store; by default that of ROUTETUNE_STORE, else the user's data folder.
         force: tune although what is published is fresh.
         refresh: answer no step from the store; implies force.
         patience: seconds to wait for a busy device at most, where the target says "wait"; None: for ever.
@@ -54,7 +54,7 @@ def tune(
 
     Returns: the run's summary as plain JSON; see docs/publications.md.
     """
-    opened, anew = open_store(store and Path(store)), force or refresh
+    opened, anew = open_store(store), force or refresh
     if not anew and (state := freshness(Path(target), opened)).state == "fresh":
         return published_summary(state)
     with open_bench(Path(target), opened, refresh, patience, ray=ray) as bench:

@@ -63,6 +63,7 @@ class Bench:
         engines: identity of an engine -> the first trial that had it.
         trials: every trial of the run, by route id, in the order they were asked for.
         refresh: answer nothing from the store.
+        met: the generation that the winner has met, 0 for none.
         asked: the keys that the stage at work has asked for, each with whether the store had it.
     """
 
@@ -80,6 +81,7 @@ class Bench:
     control: Trial | None = None
     engines: dict[str, Trial] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)
+    met: int = 0
     asked: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _deaths: list[dict[str, Any]] = field(default_factory=list)
@@ -111,16 +113,18 @@ class Bench:
         if (value := self._recalled(key)) is not None and holds(value):
             return Answer(value, cached=True)
         with making(self.store.root, canonical.digest(key)):
-            if (value := self._recalled(key)) is not None and holds(value):
-                return Answer(value, cached=True)
+            earlier = self._recalled(key)
+            if earlier is not None and holds(earlier):
+                return Answer(earlier, cached=True)
             try:
                 value, blobs = make()
             except StepFailed as failed:
                 value, blobs = self._failure(key, failed)
                 if not value.pop("keep"):
                     return Answer(value, cached=False)
-            self.store.entries.put(key, value, blobs)
-            return Answer(value, cached=False)
+            anew, blameless = self.refresh or earlier is not None, key not in self._deaths
+            kept = self.store.entries.put(key, value, blobs, anew=anew, share=blameless)
+            return Answer(kept.value if holds(kept.value) else value, cached=False)
 
     def known(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The value for `key` where the store has all of it, else None; nothing is made."""
@@ -176,9 +180,12 @@ class Bench:
         return digest
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """End the run well, with its records in one part."""
+        """End the run well, with its records in one part; now others may know of the crashes, too."""
+        for key in self._deaths:
+            self.store.entries.share(self.store.entries.path(key))
         self.store.records.compact(self.run.id)
         self.run.finish("finished", summary)
+        self.store.share()
 
     def judge_deaths(self, trials: list[Trial]) -> None:
         """Blame the machine where no engine of a run could be built or run at all.

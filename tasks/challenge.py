@@ -89,7 +89,9 @@ def _standing(bench: Bench) -> Publication | None:
     """What is published and may be kept, its bytes found right and put where engines are loaded from."""
     store, subject = bench.store, bench.subject
     try:
+        store.publications.refresh(subject.target.name, at_once=True)
         current = store.publications.current(subject.target.name, subject.key)
+        bench.met = 0 if current is None else current.reference.generation
         if current is None or any(c.cost != "search" for c in _changes(bench, current)):
             return None
         check_engine(store.root, current.engine, current.reference.engine)

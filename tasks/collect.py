@@ -12,8 +12,8 @@ from typing import Any
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import Store, names, open_store, store_root
-from routetune.tasks.store.gc import GRACE, Collector
-from routetune.tasks.store.inventory import take_inventory
+from routetune.tasks.store.gc import GRACE, LEFT_OVER, Collector
+from routetune.tasks.store.inventory import Inventory, list_remote, take_inventory
 from routetune.tasks.store.locks import making
 from routetune.tasks.store.runs import FINISHED, RunRecord
 from routetune.tasks.targets.schema import Timing
@@ -29,7 +29,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def collect(
-    path: Path | None, max_size: int | None = None, max_age: float | None = None, dry_run: bool = False
+    path: Path | str | None,
+    max_size: int | None = None,
+    max_age: float | None = None,
+    dry_run: bool = False,
+    remote: bool = False,
 ) -> dict[str, Any]:
     """Collect what nobody needs, and what is over a limit; the answer of `routetune gc`.
 
@@ -38,8 +42,10 @@ def collect(
         max_size: bytes that the whole store may have; engines that lost go first.
         max_age: days without use after which entries and blobs go.
         dry_run: delete nothing; the answer is what would be.
+        remote: collect what the bucket has, and not this host's mirror of it.
 
     Raises:
+        Unreachable: the bucket cannot be reached; what was deleted by then is.
         BadInput: there is no store, a line of the pins names nothing, or a newer routetune wrote to it.
         Busy: another collection is under way.
     """
@@ -47,21 +53,29 @@ def collect(
     if not root.is_dir():
         raise BadInput(f"there is no store at {root}: name it with --store or ROUTETUNE_STORE")
     store = open_store(path, write=not dry_run)
+    if remote and store.mirror is None:
+        raise BadInput(f"store {store.root} is a folder: --remote is for one in a bucket")
+    limits = (max_size, max_age, dry_run, remote)
     if dry_run:
-        return _collected(store, max_size, max_age, dry_run)
+        return _collected(store, *limits)
     with making(store.root, digest({"collecting": "garbage"}), "collecting garbage", timeout=0.0):
-        return _collected(store, max_size, max_age, dry_run)
+        return _collected(store, *limits)
 
 
-def _collected(store: Store, max_size: int | None, max_age: float | None, dry_run: bool) -> dict[str, Any]:
+def _collected(
+    store: Store, max_size: int | None, max_age: float | None, dry_run: bool, remote: bool
+) -> dict[str, Any]:
     now, live = time.time(), store.runs.live()
-    # Whatever a live run relies on it has put, named or read since it began.
-    since = min([now, *(run.started_at.timestamp() for run in live)]) - GRACE
+    # Whatever a live run relies on it has put, named or read since it began. Nobody sees the runs of other
+    # hosts, but those have a copy of whatever they rely on.
+    since = min([now, *(run.started_at.timestamp() for run in live)]) - (LEFT_OVER if remote else GRACE)
+    store.publications.refresh()
     pins = pins_of(store)
-    found = take_inventory(store.root)
+    found = _inventory(store, remote)
     before = found.bytes
     collector = Collector(store.root, found, pins.keys(), since, dry_run)
-    collector.clear_leftovers(now, store.runs)
+    if not remote:
+        collector.clear_leftovers(now, store.runs)
     collector.clear_useless()
     if max_age is not None:
         collector.clear_older(now - max_age * _DAY)
@@ -69,7 +83,7 @@ def _collected(store: Store, max_size: int | None, max_age: float | None, dry_ru
         collector.shrink(max_size)
     entries = len(found.entries) - collector.collected["entries"].files
     return {
-        "store": str(store.root),
+        "store": store.mirror.remote.url if remote and store.mirror else str(store.root),
         "dry_run": dry_run,
         "before": before,
         "after": collector.total,
@@ -79,6 +93,20 @@ def _collected(store: Store, max_size: int | None, max_age: float | None, dry_ru
         "pinned": collector.pinned.to_json() | {"by": _counted(pins, found.blobs)},
         "in_use": collector.in_use.to_json() | {"runs": [run.id for run in live]},
     }
+
+
+def _inventory(store: Store, remote: bool) -> Inventory:
+    if store.mirror is None:
+        return take_inventory(store.root)
+    if remote:
+        return list_remote(store.mirror)
+    found = take_inventory(store.root)
+    # What others have not got yet is nowhere else, so it counts as used now.
+    pending = set(map(str, store.mirror.pending()))
+    for kept in found.entries:
+        if kept.file.path in pending:
+            kept.file.used = time.time()
+    return found
 
 
 def _counted(pins: Mapping[str, str], there: Mapping[str, Any]) -> dict[str, int]:
@@ -171,10 +199,10 @@ def _latest(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 def _own(store: Store, runs: Sequence[RunRecord]) -> Iterator[str]:
     """What the lines of the user's pins name: a blob, or every engine that a target's runs recorded."""
-    try:
-        lines = (store.root / PINS).read_text().splitlines()
-    except FileNotFoundError:
-        return
+    path = store.root / PINS
+    lines = path.read_text().splitlines() if path.exists() else []
+    if store.mirror is not None:
+        lines += (store.mirror.read(path) or b"").decode(errors="replace").splitlines()
     targets = {run.target for run in runs}
     for number, line in enumerate(lines, 1):
         name = line.partition("#")[0].strip()
@@ -185,7 +213,7 @@ def _own(store: Store, runs: Sequence[RunRecord]) -> Iterator[str]:
             yield from (engine for engine in column.to_pylist() if engine)
         elif name:
             raise BadInput(
-                f"{store.root / PINS}, line {number}: {name!r} is neither a digest of 64 hex digits nor a "
+                f"{path}, line {number}: {name!r} is neither a digest of 64 hex digits nor a "
                 f"target with a run in this store ({', '.join(sorted(targets)) or 'it has none'})"
             )
 

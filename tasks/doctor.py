@@ -22,7 +22,7 @@ STAND_INS = {"onnxruntime": ("onnxruntime-gpu",)}
 FREE_GIB = 2.0
 
 
-def examine(store: Path | None) -> dict[str, Any]:
+def examine(store: Path | str | None) -> dict[str, Any]:
     """Run every check; plain JSON: {"checks": [{"name", "ok", "found"}]}. Optional things are always ok."""
     checks: list[tuple[str, Callable[[], tuple[bool, str]]]] = [
         ("python", _python),
@@ -30,6 +30,7 @@ def examine(store: Path | None) -> dict[str, Any]:
         *((name, lambda name=name: _library(name, needed=False)) for name in OPTIONAL),
         ("GPU", _gpu),
         ("store", lambda: _store(store)),
+        ("bucket", lambda: _bucket(store)),
         ("worker", _worker),
         ("knobs", _knobs),
         ("Prefect API", prefect_server),
@@ -70,13 +71,40 @@ def _gpu() -> tuple[bool, str]:
         return True, f"none to be seen ({error}); targets run on the CPU"
 
 
-def _store(path: Path | None) -> tuple[bool, str]:
+def _store(path: Path | str | None) -> tuple[bool, str]:
     from routetune.tasks.store import open_store
 
-    root = open_store(path).root
+    root = open_store(path, write=not _is_remote(path)).root
+    if not root.is_dir():
+        return False, f"{root} cannot be made"
     free = shutil.disk_usage(root).free / 2**30
     advice = "" if free >= FREE_GIB else f"; less than {FREE_GIB:g} GiB: engines may not fit, make room"
     return free >= FREE_GIB, f"{root}, {free:.1f} GiB free{advice}"
+
+
+def _is_remote(path: Path | str | None) -> bool:
+    from routetune.tasks.store import VARIABLE
+    from routetune.tasks.store.remote import is_url
+
+    return is_url(path or os.environ.get(VARIABLE) or "")
+
+
+def _bucket(path: Path | str | None) -> tuple[bool, str]:
+    from routetune.tasks.store import open_store
+
+    mirror = open_store(path, write=False).mirror
+    if mirror is None:
+        return True, "none: the store is a folder"
+    if not mirror.remote.keeps_first():
+        return False, (
+            f"{mirror.remote.url} lets a second writer overwrite a first, since it does not know "
+            "If-None-Match: of two hosts that publish at once one would be lost. Use a service that does"
+        )
+    waiting = len(mirror.pending())
+    return (
+        True,
+        f"{mirror.remote.url} answers, and knows conditional writes; {waiting} files wait to be shared",
+    )
 
 
 def _worker() -> tuple[bool, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +16,7 @@ from routetune.tasks.select import CONTROL, Selection
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication
 from routetune.tasks.store.signing import open_signer
+from routetune.tasks.targets.changes import compare
 from routetune.tasks.targets.environment import conditions
 from routetune.tasks.trial import Trial
 
@@ -30,7 +32,7 @@ def publish_winner(bench: Bench, selection: Selection) -> Publication:
     signer = open_signer(target.publish.sign_key, bench.store.root)
     if selection.kept is not None:
         if signer is not None:
-            signer.sign(selection.kept)
+            bench.store.publications.sign(selection.kept, signer)
         return selection.kept
     engine = selection.winner.engine
     assert engine is not None
@@ -41,8 +43,18 @@ def publish_winner(bench: Bench, selection: Selection) -> Publication:
         manifest(bench, selection),
         keep=target.publish.keep,
         signer=signer,
+        yields=partial(_has_done_the_same, bench),
     )
     return publication
+
+
+def _has_done_the_same(bench: Bench, theirs: Publication) -> bool:
+    """Whether another host has published for exactly our subject since the winner met what was current.
+
+    Then that stays, as where another process had tuned the same while this one waited for the device.
+    """
+    met = theirs.reference.generation == bench.met
+    return not met and not compare(theirs.manifest["bound_to"], bench.subject.bound_to)
 
 
 def manifest(bench: Bench, selection: Selection) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _with_engine(bench: Bench, trial: Trial) -> Trial:
         what = "is gone from" if engine is None else "is another one in"
         raise NeedsBuild(
             f"{trial.route.label} may win, but its engine {recorded_one.get('digest')} {what} the store "
-            f"{bench.store.root}: it needs build. Run 'routetune tune {bench.subject.target.path}', which "
+            f"{bench.store.name}: it needs build. Run 'routetune tune {bench.subject.target.path}', which "
             "makes what is missing"
         )
     return replace(trial, engine=engine)

@@ -56,7 +56,7 @@ def recorded(
             return RecordedRun(one, rows, tuple(change for change in changes if change.cost not in HARMLESS))
     what = f"of run {run!r}" if run else f"in this environment ({subject.environment.label})"
     raise BadInput(
-        f"target {name!r}: there are no trials {what} in {store.root}; run 'routetune tune "
+        f"target {name!r}: there are no trials {what} in {store.name}; run 'routetune tune "
         f"{subject.target.path}' first{_elsewhere(subject, store)}"
     )
 

@@ -1,6 +1,6 @@
 """What a service needs: the engine to load here, found and graded, and a runner with its options applied.
 
-Nothing here imports Prefect or writes to the store.
+Nothing here imports Prefect or writes to the store; a mirror of a bucket is brought up to date.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from routetune.tasks.engines.base import Engine, open_backend
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import manifests, store_root
-from routetune.tasks.store.loader import Published, Refused, has_moved, load_current, trusted
+from routetune.tasks.store.loader import Published, Refused, has_moved, load_current, look, trusted
 from routetune.tasks.store.signing import KeySource, public_keys
 from routetune.tasks.subject import Subject, open_subject, today
 from routetune.tasks.targets.changes import compare
@@ -34,7 +34,7 @@ def current_engine(
     """The engine published for the target called `name`, every byte read, graded by today's environment.
 
     Args:
-        root: the store; None for the one of ROUTETUNE_STORE or the user's.
+        root: the store, a folder or a URL; None for the one of ROUTETUNE_STORE or the user's.
         strict: refuse an engine whose environment differs in anything.
         require_signature: public keys of which one must have signed it, as `loader.load_current`.
 
@@ -43,6 +43,7 @@ def current_engine(
         Refused, BadPublication: as `loader.load_current`.
     """
     place = store_root(root)
+    look(place, name)
     kinds = _kinds(place, name, require_signature)
     if len(kinds) > 1:
         told = ", ".join(f"{backend} on {device}" for backend, device in kinds)

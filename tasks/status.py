@@ -78,6 +78,8 @@ def look_at(paths: list[Path], store: Store, rehash: bool = False) -> list[Fresh
         rehash: read all of them all the same.
     """
     memo = Digests(store.root, rehash)
+    if len(paths) > 1:
+        store.publications.refresh()
 
     @cache  # read once for all of them, and not at all where everything is fresh
     def by_target() -> dict[str, list[RunRecord]]:
@@ -127,7 +129,8 @@ def _compared(subject: Subject, store: Store, memo: Memo) -> Freshness:
     if published is None:
         return state
     state = replace(state, publication=published)
-    if _is_cut(published):
+    # The size tells without reading it; `verify` and the loader read every byte.
+    if not store.publications.has_engine(published):
         detail = f"engine {published.engine} is missing or has not the size it was published with"
         return replace(state, state="stale", cost="publish", detail=detail)
     changes = tuple(compare(published.manifest["bound_to"], subject.bound_to))
@@ -184,15 +187,6 @@ def _readable(store: Store, name: str, key: str, memo: Memo) -> Publication | No
         return store.publications.current(name, key, memo)
     except BadPublication:
         return None
-
-
-def _is_cut(published: Publication) -> bool:
-    """Whether the engine file cannot be the published one. Its size tells without reading it; `verify` and
-    the loader read every byte."""
-    try:
-        return published.engine.stat().st_size != int(published.manifest["engine"]["size"])
-    except OSError:
-        return True
 
 
 def find_targets(places: list[Path]) -> list[Path]:

@@ -22,8 +22,12 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of tables.")]
 StoreOption = Annotated[
-    Path | None,
-    typer.Option("--store", help="Folder of engines, entries and records. [env ROUTETUNE_STORE]"),
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="PLACE",
+        help="Where engines, entries and records are: a folder, or s3://BUCKET/PREFIX. [env ROUTETUNE_STORE]",
+    ),
 ]
 RayOption = Annotated[
     int | None,

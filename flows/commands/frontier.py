@@ -100,5 +100,5 @@ def publish(
     recorded(subject, opened, run, columns=("route",))
     from routetune.flows.run import run_publish
 
-    found = run_publish(target, opened.root, epsilon, metric, run, quiet=as_json)
+    found = run_publish(target, opened.name, epsilon, metric, run, quiet=as_json)
     answer(found, as_json, "run_summary")

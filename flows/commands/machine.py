@@ -29,6 +29,12 @@ def gc(
         float | None, typer.Option(min=0, help="Days without use after which entries and blobs go.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; tell what would go.")] = False,
+    remote: Annotated[
+        bool,
+        typer.Option(
+            "--remote", help="Of a store in a bucket, collect what the bucket has, not this host's copy."
+        ),
+    ] = False,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -36,4 +42,4 @@ def gc(
     from routetune.tasks.collect import byte_count, collect
 
     limit = None if max_size is None else byte_count(max_size)
-    answer(collect(store, limit, max_age, dry_run), as_json, "collecting:collection_table")
+    answer(collect(store, limit, max_age, dry_run, remote), as_json, "collecting:collection_table")

@@ -107,7 +107,7 @@ def reproduce(target: TargetArgument, store: StoreOption = None, as_json: Json =
     opened = open_store(store)
     from routetune.flows.run import run_reproduce
 
-    found = run_reproduce(target, opened.root, quiet=as_json)
+    found = run_reproduce(target, opened.name, quiet=as_json)
     answer(found, as_json, "serving:reproduced")
     if not found["holds"]:
         raise typer.Exit(1)

@@ -39,7 +39,7 @@ def retune(
     if night.todo:
         from routetune.flows.run import run_retune
 
-        found = run_retune(places, opened.root, seconds, device_seconds, force, ray, quiet=as_json)
+        found = run_retune(places, opened.name, seconds, device_seconds, force, ray, quiet=as_json)
     else:  # nothing to do takes no Prefect
         found = night.report()
     answer(found, as_json, "retuning:table")

@@ -70,12 +70,12 @@ def serve(
 
     places = targets or [Path()]
     find_targets(places)
-    root = open_store(store).root
+    place = open_store(store).name
 
     def say(found: dict[str, object]) -> None:
         if as_json:
             print(json.dumps(found), flush=True)
         else:
-            print(f"serving {found['deployment']} of {root}: {cron} {timezone}, and on changes", flush=True)
+            print(f"serving {found['deployment']} of {place}: {cron} {timezone}, and on changes", flush=True)
 
-    serve_here(places, root, cron, timezone, name or platform.node(), say)
+    serve_here(places, place, cron, timezone, name or platform.node(), say)

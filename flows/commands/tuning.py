@@ -58,7 +58,7 @@ def tune(
 
     forced = force or bool(damaged)
     answer(
-        run_tune(target, opened.root, force=forced, refresh=refresh, ray=ray, quiet=as_json),
+        run_tune(target, opened.name, force=forced, refresh=refresh, ray=ray, quiet=as_json),
         as_json,
         "run_summary",
     )

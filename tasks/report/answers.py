@@ -81,7 +81,7 @@ def shown(path: Path, store: Store) -> dict[str, Any]:
     state = freshness_of(open_subject(path), store)
     if state.publication is None:
         raise BadInput(
-            f"target {state.target!r}: nothing is published in {store.root} ({state.state}); "
+            f"target {state.target!r}: nothing is published in {store.name} ({state.state}); "
             f"run 'routetune tune {path}' first"
         )
     return published(state.publication) | {
@@ -120,7 +120,7 @@ def verification(path: Path, store: Store, public: Sequence[Path] | None = None)
     subject = open_subject(path)
     keys = store.publications.environments(subject.target.name)
     if not keys:
-        raise BadInput(f"nothing is published for target {subject.target.name!r} in {store.root}")
+        raise BadInput(f"nothing is published for target {subject.target.name!r} in {store.name}")
     problems = {key: store.publications.verify(subject.target.name, key, trusted) for key in keys}
     return {
         "target": subject.target.name,

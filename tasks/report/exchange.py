@@ -65,7 +65,7 @@ def export_trials(target_file: Path, store: Store, run: str | None = None) -> st
     rows = store.records.read(run=run, target=target.name).to_pylist()
     if not rows:
         what = f"run {run!r}" if run else "any run"
-        raise BadInput(f"there are no trials of target {target.name!r} of {what} in {store.root}")
+        raise BadInput(f"there are no trials of target {target.name!r} of {what} in {store.name}")
     latest = run or max(rows, key=lambda row: row["finished_at"])["run"]
     rows = [row for row in rows if row["run"] == latest]
     control = median(_times(rows, "control_ns") or [0.0])

@@ -64,7 +64,7 @@ def records_of(path: Path | None, store: Store, limit: int) -> dict[str, Any]:
     table = store.records.read(target=target, columns=_COLUMNS)
     newest = table.sort_by([("finished_at", "descending")]).slice(0, limit)
     return {
-        "store": str(store.root),
+        "store": store.name,
         "target": target,
         "on_record": table.num_rows,
         "records": [_plain(row) for row in newest.to_pylist()],

@@ -21,6 +21,7 @@ from routetune.tasks.store.files import (
     write_atomically,
 )
 from routetune.tasks.store.locks import using
+from routetune.tasks.store.mirror import Mirror
 
 # Nobody writes to a blob again; a library told to write its output there shall fail.
 _READ_ONLY = 0o444
@@ -31,10 +32,11 @@ class Missing(RoutetuneError, LookupError):
 
 
 class Blobs:
-    """The blobs under `root`, the folder of the store."""
+    """The blobs under `root`, the folder of the store; what a mirror lacks is fetched when it is used."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mirror: Mirror | None = None) -> None:
         self.root = root
+        self.mirror = mirror
         self.folder = root / "blobs"
 
     def path(self, digest: str) -> Path:
@@ -94,6 +96,13 @@ class Blobs:
             source.unlink(missing_ok=True)
         return digest
 
+    def obtain(self, digest: str, size: int | None = None) -> bool:
+        """`has`, after fetching from the remote what a mirror lacks."""
+        if self.has(digest, size):
+            return True
+        fetched = self.mirror is not None and self.mirror.download(self.path(digest), digest)
+        return fetched and self.has(digest, size)
+
     def verified(self, digest: str) -> Path:
         """The path of the blob, its bytes read and found right; it counts as used now.
 
@@ -103,6 +112,7 @@ class Blobs:
         """
         path = self.path(digest)
         refuse_way_out(self.root, path)
+        self.obtain(digest)
         self.use(digest)
         try:
             found = hash_file(path)
@@ -112,6 +122,8 @@ class Blobs:
             found = str(error.strerror)
         if found != digest:
             set_aside(self.root, path, f"the bytes of this blob have another digest: {found}")
+            if self.obtain(digest):
+                return path
             raise Missing(f"blob {digest} was damaged and has been put aside; it has to be made again")
         return path
 

@@ -11,7 +11,6 @@ collection takes those.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, nullcontext
@@ -175,7 +174,7 @@ class Collector:
 
     def _used_meanwhile(self, files: list[File]) -> bool:
         """Whether one of them was used since the inventory; the store must be ours alone."""
-        return not self.dry_run and any(_used(file.path) >= self.since for file in files)
+        return not self.dry_run and any(file.last_used() >= self.since for file in files)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -184,13 +183,6 @@ class Collector:
             return
         with clearing(self.root):
             yield
-
-
-def _used(path: str) -> float:
-    try:
-        return os.lstat(path).st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _batches(items: list[T]) -> Iterator[list[T]]:

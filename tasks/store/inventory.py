@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.store import names
 from routetune.tasks.store.entries import SCHEMA
 from routetune.tasks.store.files import UNFINISHED
+from routetune.tasks.store.mirror import Mirror
+from routetune.tasks.store.remote import Remote
 from routetune.tasks.store.sealed import Damaged, body, unseal
 
 #: Enough of an entry to see whether it names blobs at all; raw samples behind that are not read.
 _HEAD = 256
+#: Entries that are fetched at once.
+_AT_ONCE = 16
 #: Parts that have been seen when the rest is; locks come and go, and hold nothing.
 _LOOKED_AT = ("entries", "blobs", "scratch", "set-aside", "locks")
 
@@ -39,6 +44,13 @@ class File:
             Path(self.path).unlink(missing_ok=True)
         except IsADirectoryError:
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def last_used(self) -> float:
+        """`used`, looked up anew; 0 for what is gone."""
+        try:
+            return os.lstat(self.path).st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     @property
     def name(self) -> str:
@@ -119,24 +131,83 @@ def take_inventory(root: Path) -> Inventory:
     return found
 
 
+@dataclass(slots=True)
+class _Object(File):
+    """A file of a remote; `path` is its key, and it was last used when it was written."""
+
+    remote: Remote
+
+    def remove(self) -> None:
+        self.remote.delete(self.path)
+
+    def last_used(self) -> float:
+        return self.remote.modified(self.path)
+
+
+def list_remote(mirror: Mirror) -> Inventory:
+    """What the remote of a mirror holds; an entry that is not here, too, is fetched to see what it names.
+
+    Raises:
+        Unreachable: the remote cannot be reached.
+        BadInput: as `take_inventory`.
+    """
+    found, entries = Inventory(), []
+    for one in mirror.remote.list(""):
+        file = _Object(one.key, one.size, one.modified, mirror.remote)
+        top = one.key.partition("/")[0]
+        if top == "entries" and file.name.endswith(".json"):
+            entries.append(file)
+        elif top == "blobs" and names.is_digest(file.name):
+            found.blobs[file.name] = file
+        else:
+            found.rest += file.size
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found.entries += pool.map(lambda file: _named(mirror, file), entries)
+    return found
+
+
+def _named(mirror: Mirror, file: _Object) -> Kept:
+    try:
+        raw = (mirror.root / file.path).read_bytes()
+    except OSError:
+        raw = mirror.remote.read(file.path) or b""
+    return named_by(file, raw)
+
+
 def _kept(file: File) -> Kept:
     """An entry with what it names; one that is damaged names nothing, and whoever asks for it finds out."""
     try:
         with Path(file.path).open("rb") as opened:
             raw = opened.read(_HEAD)
-            if body(raw).startswith(b'"blobs":[]'):
-                return Kept(file)
-            content = unseal(raw + opened.read())
-    except (OSError, Damaged):
+            return named_by(file, raw if names_nothing(raw) else raw + opened.read())
+    except OSError:
+        return Kept(file)
+
+
+def names_nothing(raw: bytes) -> bool:
+    """Whether an entry that begins like this names no blobs."""
+    return body(raw).startswith(b'"blobs":[]')
+
+
+def named_by(file: File, raw: bytes) -> Kept:
+    """The entry in `file` with what its bytes name; raises as `take_inventory`."""
+    if names_nothing(raw):
+        return Kept(file)
+    try:
+        content = unseal(raw)
+    except Damaged:
         return Kept(file)
     if content.get("schema") != SCHEMA:
         raise BadInput(
             f"entry {file.path} has schema {content.get('schema')!r}, this routetune knows {SCHEMA}: nothing "
             "was deleted; collect with the newer routetune that wrote it"
         )
-    blobs = tuple(dict.fromkeys(digest for digest, _ in content["blobs"]))
-    engine = content["value"].get("engine") if content["key"]["stage"] == "build" else None
-    return Kept(file, blobs, engine["digest"] if engine else "")
+    try:
+        blobs = tuple(dict.fromkeys(names.digest(digest) for digest, _ in content["blobs"]))
+        engine = content["value"].get("engine") if content["key"]["stage"] == "build" else None
+        return Kept(file, blobs, names.digest(engine["digest"]) if engine else "")
+    except (LookupError, TypeError, ValueError, AttributeError, BadInput):
+        return Kept(file)  # nobody can use it, so it may name what it likes
 
 
 def _files(folder: Path, unfinished: list[File]) -> Iterator[File]:

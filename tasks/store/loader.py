@@ -10,7 +10,9 @@ from typing import Any
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import manifests, store_root
 from routetune.tasks.store.manifests import BadPublication, Publication
+from routetune.tasks.store.mirror import mirror_of, name_of
 from routetune.tasks.store.signing import KeySource, PublicKey, Untrusted, check_signature, public_keys
+from routetune.tasks.store.switches import Switches
 from routetune.tasks.targets.changes import Change, compare
 
 #: Fields of the environment that an engine cannot do without; any other difference makes it merely stale.
@@ -52,8 +54,10 @@ def load_current(
 ) -> Published:
     """The engine that is published for a target. Nothing is written, so the store may be read-only.
 
+    Of a store in a bucket, what is missing in this user's mirror of it is fetched.
+
     Args:
-        root: the store; None for the one of ROUTETUNE_STORE or the user's.
+        root: the store, a folder or a URL; None for the one of ROUTETUNE_STORE or the user's.
         environment: key of the environment. None takes the only one published; with `today`, the only one
             whose engine can run here, one that equals `today` first.
         today: fields of this machine's environment as `targets.environment.observe` gives them. Another kind
@@ -73,6 +77,7 @@ def load_current(
     keys = None if require_signature is None else public_keys(require_signature)
     place = store_root(root)
     while True:
+        look(place, target)
         pointers = _pointers(place, target)
         try:
             return _load(place, target, environment, today, strict, keys)
@@ -83,17 +88,38 @@ def load_current(
 
 
 def has_moved(published: Published) -> bool:
-    """Whether another generation is current by now, where this one was; reads one small file.
+    """Whether another generation is current by now, where this one was; reads one small file, and asks the
+    bucket of a store in one for one more.
 
     Raises:
         BadPublication: the pointer is damaged or gone.
     """
     place = published.path.parents[2]
     pointer = manifests.read_pointer(place)
+    mirror = mirror_of(place.parents[2])
+    if mirror is not None and pointer is not None and Switches(mirror).has_moved(place, pointer):
+        Switches(mirror).refresh(place.parent.name)
+        pointer = manifests.read_pointer(place)
     if pointer is None or pointer.current is None:
         raise BadPublication(f"nothing is published at {place} any more")
     generation: int = published.manifest["generation"]
     return pointer.current.generation != generation
+
+
+def look(root: Path, target: str) -> None:
+    """Have the mirror of a store in a bucket brought up to date for a target; else nothing is done.
+
+    Raises:
+        RoutetuneError: the bucket cannot be reached, and the mirror has nothing of the target.
+    """
+    mirror = mirror_of(root)
+    if mirror is None:
+        return
+    Switches(mirror).refresh(target)
+    if mirror.is_asleep and not manifests.environments(root, target):
+        raise RoutetuneError(
+            f"{mirror.remote.url} cannot be reached, and nothing of target {target!r} is in {root} yet"
+        )
 
 
 def _pointers(root: Path, target: str) -> list[tuple[str, int, int]]:
@@ -137,7 +163,7 @@ def _load(
         found = trusted(place, target, environment, keys)
         if found is None:
             raise BadInput(
-                f"target {target!r} is not published in environment {environment} of store {place}; "
+                f"target {target!r} is not published in environment {environment} of store {name_of(place)}; "
                 f"published: {', '.join(manifests.environments(place, target)) or 'none'}"
             )
         publication = found
@@ -161,7 +187,9 @@ def _choose(
         if publication is not None:
             found.append(publication)
     if not found:
-        raise broken or BadInput(f"target {target!r} is not published in store {root}: tune it first")
+        raise broken or BadInput(
+            f"target {target!r} is not published in store {name_of(root)}: tune it first"
+        )
     fitting = found if today is None else _fitting(found, today)
     if len(fitting) == 1:
         return fitting[0]

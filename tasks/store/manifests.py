@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.canonical import digest
+from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import hash_file, refuse_way_out, write_atomically
+from routetune.tasks.store.mirror import mirror_of
 from routetune.tasks.store.sealed import Damaged, read_hashed, read_sealed, seal
 from routetune.tasks.targets.memo import Memo, no_memo
 
@@ -61,10 +63,12 @@ class Pointer:
     Attributes:
         current: the generation that counts, or None while the very first is being made.
         history: those that counted before, oldest first.
+        switch: the number of the switch at a remote that this was last equal to; 0 in a folder of its own.
     """
 
     current: Reference | None
     history: tuple[Reference, ...] = ()
+    switch: int = 0
 
     @property
     def newest_first(self) -> list[Reference]:
@@ -90,6 +94,11 @@ class Publication:
 def home(root: Path, target: str, environment: str) -> Path:
     """The folder of everything published for a target in an environment."""
     return root / "publications" / names.target(target) / names.environment(environment)
+
+
+def lock_of(target: str, environment: str) -> str:
+    """The key that is held while what is published there changes, see `locks.making`."""
+    return digest({"publication": [target, environment]})
 
 
 def folder_of(place: Path, generation: int) -> Path:
@@ -120,21 +129,34 @@ def read_pointer(place: Path) -> Pointer | None:
     if not path.exists() and not numbers(place):
         return None
     try:
-        content = read_sealed(path, SCHEMA, "pointer")
-        history = tuple(Reference.from_json(past) for past in content["history"])
-        return Pointer(None if content["generation"] is None else Reference.from_json(content), history)
-    except (Damaged, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        return pointer_from(read_sealed(path, SCHEMA, "pointer"))
+    except (Damaged, OSError) as error:
         raise BadPublication(
             f"{path} is damaged ({error}), so it does not say which generation is current: publish again, or "
             "roll back to the last good one"
         ) from error
 
 
-def write_pointer(place: Path, pointer: Pointer) -> None:
-    """Make `pointer` what is current at `place`: readers see the earlier one or this one."""
+def pointer_from(content: Mapping[str, Any]) -> Pointer:
+    """The pointer that `sealed_pointer` made the content of. Raises Damaged: it is none."""
+    try:
+        history = tuple(Reference.from_json(past) for past in content["history"])
+        current = None if content["generation"] is None else Reference.from_json(content)
+        return Pointer(current, history, int(content.get("switch", 0)))
+    except (KeyError, TypeError, ValueError, OverflowError, BadInput) as error:
+        raise Damaged(str(error)) from error
+
+
+def sealed_pointer(pointer: Pointer) -> bytes:
+    """What `current.json` holds for a pointer."""
     now = pointer.current.to_json() if pointer.current else {"generation": None}
     content = {"schema": SCHEMA, **now, "history": [past.to_json() for past in pointer.history]}
-    write_atomically(place / POINTER, seal(content, indent=2))
+    return seal(content | ({"switch": pointer.switch} if pointer.switch else {}), indent=2)
+
+
+def write_pointer(place: Path, pointer: Pointer) -> None:
+    """Make `pointer` what is current at `place`: readers see the earlier one or this one."""
+    write_atomically(place / POINTER, sealed_pointer(pointer))
 
 
 def read_publication(
@@ -158,8 +180,8 @@ def read_publication(
             raise Damaged(f"published with SHA-256 {expected}, now it has {found}")
         _check_content(manifest, place, generation)
         engine = path.with_name(names.file(manifest["engine"]["file"]))
-        digest = names.digest(manifest["engine"]["digest"])
-        return Publication(manifest, Reference(generation, found, digest), engine)
+        reference = Reference(generation, found, names.digest(manifest["engine"]["digest"]))
+        return Publication(manifest, reference, engine)
     except OSError as error:
         raise BadPublication(f"manifest {path} cannot be read: {error.strerror}") from error
     except (Damaged, KeyError, TypeError) as error:
@@ -189,7 +211,7 @@ def _check_content(manifest: Mapping[str, Any], place: Path, generation: int) ->
 
 
 def check_engine(root: Path, path: Path, expected: str) -> Path:
-    """`path`, all its bytes read and found to be those that were published.
+    """`path`, all its bytes read and found to be those that were published; a mirror fetches what it lacks.
 
     Raises:
         BadPublication: they are not; the message names both digests.
@@ -199,13 +221,21 @@ def check_engine(root: Path, path: Path, expected: str) -> Path:
     try:
         found = hash_file(path)
     except OSError as error:
+        if _is_fetched(root, path, expected):
+            return path
         raise BadPublication(f"engine {path} cannot be read: {error.strerror}") from error
-    if found != expected:
+    if found != expected and not _is_fetched(root, path, expected):
         raise BadPublication(
             f"engine {path} was changed after it was published: published with SHA-256 "
             f"{expected}, now it has {found}"
         )
     return path
+
+
+def _is_fetched(root: Path, path: Path, expected: str) -> bool:
+    """Whether a mirror has got the engine from its remote, since it had none, or none that is right."""
+    mirror = mirror_of(root)
+    return mirror is not None and mirror.download(mirror.root / path.relative_to(root), expected)
 
 
 def current(root: Path, place: Path, memo: Memo = no_memo) -> Publication | None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from routetune.tasks.errors import BadInput
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_ENVIRONMENT = re.compile(r"[0-9a-f]{8,64}")
-_RUN = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}")
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+ENVIRONMENT = "[0-9a-f]{8,64}"
+_ENVIRONMENT = re.compile(ENVIRONMENT)
+RUN = "[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}"
+_RUN = re.compile(RUN)
+PLAIN = "[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+_PLAIN = re.compile(PLAIN)
 
 
 def digest(text: str) -> str:

@@ -7,6 +7,7 @@ lies in a folder of its own, has no key, and no stage looks for results here.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 from routetune.tasks.canonical import dumps, number, to_float
 from routetune.tasks.routes.tuning_log import LoggedTrial, TuningLog
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside, write_atomically
-from routetune.tasks.store.sealed import Damaged, seal, unseal
+from routetune.tasks.store.files import set_aside
+from routetune.tasks.store.mirror import Mirror, write_shared
+from routetune.tasks.store.sealed import Damaged, is_sealed, seal, unseal
 
 SCHEMA = 1
+_FILE = re.compile(r"priors/[0-9a-f]{16}\.json")
 #: What reading a file raises that is of another form than `add` writes.
 _OTHER_FORMS = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 #: What is kept of a log's first line; the rest is about files and arguments of the machine it comes from.
@@ -28,9 +31,11 @@ HEADER = ("tuner_version", "accuracy_algorithm", "accuracy_parameter", "searchin
 class Priors:
     """The priors under `root`, the folder of the store: priors/<digest>.json, one file per imported log."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mirror: Mirror | None = None) -> None:
         self.root = root
+        self.mirror = mirror
         self.folder = root / "priors"
+        self._pulled = False
 
     def add(self, log: TuningLog, source: str, target: str | None = None) -> Path:
         """Keep the trials of a log; importing the same log again changes nothing.
@@ -51,7 +56,7 @@ class Priors:
         path = self.folder / f"{hashlib.sha256(dumps(content).encode()).hexdigest()[:16]}.json"
         if not path.exists():
             told = {"source": source, "imported_at": datetime.now(UTC).isoformat(timespec="seconds")}
-            write_atomically(path, seal(content | told))
+            write_shared(self.mirror, path, seal(content | told))
         return path
 
     def trials(self, target: str) -> list[LoggedTrial]:
@@ -72,6 +77,9 @@ class Priors:
 
     def _contents(self) -> Iterator[tuple[str | None, list[tuple[str, LoggedTrial]]]]:
         """Of each file the target that it is for, and its trials with the name of what was imported."""
+        if self.mirror is not None and not self._pulled:
+            self._pulled = True
+            self.mirror.pull("priors", _FILE, is_sealed)
         for path in sorted(self.folder.glob("*.json")):
             try:
                 content = unseal(path.read_bytes())

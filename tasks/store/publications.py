@@ -2,147 +2,39 @@
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import manifests, names
-from routetune.tasks.store.blobs import Blobs, Missing
+from routetune.tasks.store.blobs import Blobs
+from routetune.tasks.store.draft import Draft, complete, readable
 from routetune.tasks.store.files import (
-    UNFINISHED,
     StoreWarning,
-    copy_hashed,
-    make_folder,
-    refuse_way_out,
-    remove_folder,
-    set_aside,
-    sync_folder,
-    unfinished,
-    write_atomically,
 )
 from routetune.tasks.store.locks import making
 from routetune.tasks.store.manifests import BadPublication, Pointer, Publication, Reference
-from routetune.tasks.store.retention import retire
-from routetune.tasks.store.sealed import seal
+from routetune.tasks.store.mirror import Mirror
 from routetune.tasks.store.signing import PublicKey, Signer, check_signature
+from routetune.tasks.store.switches import Outrun, Shelf, Switches
 from routetune.tasks.targets.memo import Memo, no_memo
 
+#: How often a publication is tried while other hosts are faster.
+_TRIES = 8
 _OURS = ("check", "schema", "target", "environment_key", "generation", "published_at", "engine")
 
 
-@dataclass(slots=True)
-class Draft:
-    """A publication in the making; each of STEPS takes it one step further."""
-
-    blobs: Blobs
-    target: str
-    environment: str
-    engine: str
-    manifest: Mapping[str, Any]
-    file_name: str
-    place: Path
-    pointer: Pointer = field(default_factory=lambda: Pointer(None))
-    generation: int = 0
-    folder: Path = Path()
-    size: int = 0
-    published: Publication | None = None
-    signer: Signer | None = None
-
-
-def _prepare(draft: Draft) -> None:
-    generations = draft.place / manifests.GENERATIONS
-    refuse_way_out(draft.blobs.root, generations)
-    draft.pointer = _pointer(draft.blobs.root, draft.place)
-    make_folder(generations)
-    for left in generations.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    draft.generation = max(manifests.numbers(draft.place), default=0) + 1
-    draft.folder = unfinished(generations)
-    draft.folder.mkdir()
-
-
-def _copy_engine(draft: Draft) -> None:
-    # A copy, not a link: what happens to a blob later must not reach what services load.
-    source, copy = draft.blobs.path(draft.engine), draft.folder / draft.file_name
-    refuse_way_out(draft.blobs.root, source)
-    try:
-        found = copy_hashed(source, copy, 0o444)
-    except FileNotFoundError:
-        raise Missing(f"engine {draft.engine} is not in the store, so it cannot be published") from None
-    if found != draft.engine:
-        set_aside(draft.blobs.root, source, f"the bytes of this blob have another digest: {found}")
-        raise Missing(f"engine {draft.engine} was damaged and has been put aside: it is not published")
-    draft.size = copy.stat().st_size
-
-
-def _write_manifest(draft: Draft) -> None:
-    content = {
-        **draft.manifest,
-        "schema": manifests.SCHEMA,
-        "target": draft.target,
-        "environment_key": draft.environment,
-        "generation": draft.generation,
-        "published_at": datetime.now(UTC).isoformat(),
-        "engine": {"file": draft.file_name, "digest": draft.engine, "size": draft.size},
-    }
-    write_atomically(draft.folder / manifests.MANIFEST, seal(content, indent=2), 0o444)
-
-
-def _settle(draft: Draft) -> None:
-    sync_folder(draft.folder)
-    draft.folder = draft.folder.rename(manifests.folder_of(draft.place, draft.generation))
-    sync_folder(draft.folder.parent)
-
-
-def _verify(draft: Draft) -> None:
-    # As a service will read it, and while what was current still is.
-    root = draft.blobs.root
-    try:
-        found = manifests.read_publication(root, draft.place, draft.generation, None)
-        manifests.check_engine(root, found.engine, draft.engine)
-    except RoutetuneError:
-        draft.folder = draft.folder.rename(unfinished(draft.folder.parent))
-        raise
-    draft.published = found
-
-
-def _sign(draft: Draft) -> None:
-    if draft.signer is not None:
-        assert draft.published is not None
-        draft.signer.sign(draft.published)
-
-
-def _switch(draft: Draft) -> None:
-    assert draft.published is not None
-    past = (*draft.pointer.history, *([draft.pointer.current] if draft.pointer.current else []))
-    manifests.write_pointer(draft.place, Pointer(draft.published.reference, past))
-
-
-#: In this order; a kill after any of them leaves what was current before, whole.
-STEPS: tuple[Callable[[Draft], None], ...] = (
-    _prepare,
-    _copy_engine,
-    _write_manifest,
-    _settle,
-    _verify,
-    _sign,
-    _switch,
-)
-
-
 class Publications:
-    """The publications under `root`, the folder of the store."""
+    """The publications under `root`, the folder of the store; a mirror's are those of its remote."""
 
-    def __init__(self, root: Path, blobs: Blobs) -> None:
+    def __init__(self, root: Path, blobs: Blobs, mirror: Mirror | None = None) -> None:
         self.root = root
         self.blobs = blobs
+        self.switches = None if mirror is None else Switches(mirror)
 
     def publish(
         self,
@@ -153,6 +45,7 @@ class Publications:
         file_name: str = "engine.onnx",
         keep: int | None = None,
         signer: Signer | None = None,
+        yields: Callable[[Publication], bool] | None = None,
     ) -> Publication:
         """Make an engine the current one of a target in an environment.
 
@@ -163,8 +56,11 @@ class Publications:
             file_name: name of the engine file, for runtimes that go by the suffix.
             keep: generations that stay on the disk, see `retention.retire`; None keeps all.
             signer: whose signature lies beside the manifest before it becomes the current one.
+            yields: of a store that hosts share, whether what is current by now, or becomes so meanwhile,
+                stays so; then that is the answer. Otherwise this one follows it.
 
         Raises:
+            RoutetuneError: other hosts publish all the time.
             Missing: the engine is not in the store, or was damaged. What was current stays so.
             BadInput: a name or the manifest cannot be taken.
         """
@@ -173,19 +69,64 @@ class Publications:
             raise BadInput(f"an engine file cannot be called {file_name!r}: the manifest is")
         place = manifests.home(self.root, target, environment)
         draft = Draft(self.blobs, target, environment, names.digest(engine), manifest, file_name, place)
-        draft.signer = signer
-        with making(self.root, _lock(target, environment), f"publishing {target}"):
+        draft = replace(draft, signer=signer, keep=keep, switches=self.switches)
+        with making(self.root, manifests.lock_of(target, environment), f"publishing {target}"):
+            return self._completed(draft, yields)
+
+    def _completed(self, draft: Draft, yields: Callable[[Publication], bool] | None) -> Publication:
+        """What a draft becomes, tried again as long as other hosts are faster; or theirs, if it yields."""
+        target = draft.target
+        for _ in range(_TRIES):
+            if yields and (theirs := self._theirs(draft.place)) and yields(theirs):
+                label = f"generation {theirs.reference.generation} of {target}"
+                warnings.warn(f"{label} was published by another host meanwhile: it stays", stacklevel=3)
+                return theirs
             try:
-                for step in STEPS:
-                    step(draft)
-            except BaseException:
-                if draft.folder.name.startswith(UNFINISHED):
-                    remove_folder(draft.folder)
-                raise
-            if keep is not None:
-                _retire(draft, keep)
-        assert draft.published is not None
-        return draft.published
+                return complete(replace(draft))
+            except Outrun as outrun:
+                warnings.warn(str(outrun), StoreWarning, stacklevel=3)
+        raise RoutetuneError(
+            f"target {target!r} cannot be published: other hosts did so {_TRIES} times meanwhile. "
+            "Tune it on one host at a time"
+        )
+
+    def _theirs(self, place: Path) -> Publication | None:
+        """What counts at `place` for every host; None in a folder of its own. The lock must be held."""
+        if self.switches is None or self.switches.look(place) is None:
+            return None
+        with suppress(RoutetuneError):  # damaged: then ours follows it
+            return manifests.current(self.root, place)
+        return None
+
+    def sign(self, publication: Publication, signer: Signer) -> None:
+        """Put a signature beside the manifest of what is published, also at the remote."""
+        path = signer.sign(publication)
+        if self.switches is not None:
+            self.switches.mirror.note(path)
+            self.switches.mirror.offer(path)
+
+    def share(self, path: Path) -> None:
+        """Give the remote a file that it lacks: a pointer with all that it names, or a signature."""
+        assert self.switches is not None
+        if path.name != manifests.POINTER:
+            self.switches.mirror.offer(path)
+            return
+        target, environment = path.parent.parent.name, path.parent.name
+        with making(self.root, manifests.lock_of(target, environment), f"publishing {target}"):
+            self.switches.look(path.parent)
+
+    def refresh(self, target: str | None = None, at_once: bool = False) -> None:
+        """Have a mirror look at what its remote has of a target, or of all, if it did not a moment ago."""
+        if self.switches is not None:
+            self.switches.refresh(target, at_once)
+
+    def has_engine(self, publication: Publication) -> bool:
+        """Whether the engine file is there, of the size it was published with; its bytes are not read."""
+        size = int(publication.manifest["engine"]["size"])
+        try:
+            return publication.engine.stat().st_size == size
+        except OSError:
+            return self.switches is not None and self.switches.mirror.has(publication.engine, size)
 
     def current(self, target: str, environment: str, memo: Memo = no_memo) -> Publication | None:
         """What is published for a target in an environment, or None. The engine's bytes are not read.
@@ -196,6 +137,7 @@ class Publications:
             BadPublication: a file of it is missing or changed; publishing again or `rollback` heals that.
             BadInput: a newer routetune wrote it.
         """
+        self.refresh(target)
         return manifests.current(self.root, manifests.home(self.root, target, environment), memo)
 
     def made_by(self, run: str, target: str) -> Publication | None:
@@ -216,6 +158,7 @@ class Publications:
 
     def environments(self, target: str) -> list[str]:
         """Keys of the environments in which a target was ever published, sorted."""
+        self.refresh(target)
         return manifests.environments(self.root, target)
 
     def history(self, target: str) -> list[Publication]:
@@ -244,6 +187,7 @@ class Publications:
             BadInput: nothing is published there.
         """
         place = manifests.home(self.root, target, environment)
+        self.refresh(target)
         try:
             pointer = manifests.read_pointer(place)
         except RoutetuneError as error:
@@ -259,21 +203,38 @@ class Publications:
 
         Raises:
             BadInput: there is no earlier one that is whole.
+            RoutetuneError: the remote of a mirror cannot be reached, or another host switches right now.
         """
         place = manifests.home(self.root, target, environment)
-        with making(self.root, _lock(target, environment), f"rolling back {target}"):
+        with making(self.root, manifests.lock_of(target, environment), f"rolling back {target}"):
+            shelf = self._shelf(place)
             try:
                 pointer = manifests.read_pointer(place) or Pointer(None)
                 past = pointer.history
             except BadPublication as error:
                 warnings.warn(str(error), StoreWarning, stacklevel=2)
-                past = _readable(self.root, place)
+                pointer = Pointer(None, readable(self.root, place))
+                past = pointer.history
             for index in reversed(range(len(past))):
                 publication = self._whole(place, past[index])
                 if publication is not None:
-                    manifests.write_pointer(place, Pointer(past[index], past[:index]))
+                    back = Pointer(past[index], past[:index], pointer.switch)
+                    if self.switches is not None and shelf is not None:
+                        back = self.switches.put(place, shelf, back, new=False)
+                    manifests.write_pointer(place, back)
                     return publication
         raise BadInput(f"target {target!r} has no earlier whole publication in environment {environment}")
+
+    def _shelf(self, place: Path) -> Shelf | None:
+        """What a mirror's remote has, without which nobody may switch; None in a folder of its own."""
+        if self.switches is None:
+            return None
+        shelf = self.switches.look(place)
+        if shelf is None:
+            raise RoutetuneError(
+                f"{self.switches.mirror.remote.url} cannot be reached, so nothing was rolled back: try again"
+            )
+        return shelf
 
     def _whole(self, place: Path, past: Reference) -> Publication | None:
         for problem in (problems := self._problems(place, past)):
@@ -286,17 +247,17 @@ class Publications:
 
     def _problems(self, place: Path, past: Reference, keys: Sequence[PublicKey] = ()) -> list[str]:
         problems = []
+        engine = _engine_in(manifests.folder_of(place, past.generation))
         try:
             found = manifests.read_publication(self.root, place, past.generation, past.manifest)
+            engine = found.engine
             if keys:
                 check_signature(found, keys)
         except RoutetuneError as error:
             problems.append(str(error))
         # The engine beside a bad manifest is still judged: the pointer has its digest too.
         try:
-            manifests.check_engine(
-                self.root, _engine_in(manifests.folder_of(place, past.generation)), past.engine
-            )
+            manifests.check_engine(self.root, engine, past.engine)
         except RoutetuneError as error:
             problems.append(str(error))
         return problems
@@ -315,37 +276,6 @@ class Publications:
         return problems
 
 
-def _retire(draft: Draft, keep: int) -> None:
-    try:
-        retire(draft.blobs.root, draft.place, keep)
-    except OSError as error:  # what was published is, and the next publisher tries again
-        warnings.warn(f"old generations of {draft.place} stay: {error}", StoreWarning, stacklevel=3)
-
-
-def _pointer(root: Path, place: Path) -> Pointer:
-    """The pointer to add to. Where there is none, one that says "nothing yet" is written first: after that a
-    missing pointer always means that it was lost, also when the very first publication is killed."""
-    try:
-        pointer = manifests.read_pointer(place)
-    except BadPublication as error:
-        set_aside(root, place / manifests.POINTER, str(error))
-        return Pointer(None, _readable(root, place))
-    if pointer is None:
-        pointer = Pointer(None)
-        manifests.write_pointer(place, pointer)
-    return pointer
-
-
-def _readable(root: Path, place: Path) -> tuple[Reference, ...]:
-    found = []
-    for number in manifests.numbers(place):
-        try:
-            found.append(manifests.read_publication(root, place, number, None).reference)
-        except RoutetuneError as error:
-            warnings.warn(f"generation {number} is passed over: {error}", StoreWarning, stacklevel=3)
-    return tuple(found)
-
-
 def _engine_in(folder: Path) -> Path:
     files = [path for path in folder.glob("*") if path.name != manifests.MANIFEST and path.suffix != ".sig"]
     return files[0] if len(files) == 1 else folder / "engine"
@@ -360,10 +290,6 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
     taken = sorted(set(manifest) & set(_OURS))
     if taken:
         raise BadInput(f"manifest: {', '.join(taken)} cannot be given, since publishing sets them")
-
-
-def _lock(target: str, environment: str) -> str:
-    return digest({"publication": [target, environment]})
 
 
 def _nothing(target: str, environment: str) -> BadInput:

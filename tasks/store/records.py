@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from routetune.tasks.canonical import dumps
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.files import set_aside
+from routetune.tasks.store.mirror import Mirror, write_shared
 from routetune.tasks.store.sealed import Damaged
 from routetune.tasks.trial import REPRODUCIBLE
 
@@ -61,6 +62,7 @@ _REQUIRED = ("run", "target", "environment", "route", "route_id", "outcome", "fi
 _LATER = ("device",)
 # The name carries the digest of the bytes: Parquet's own checksums leave the footer uncovered.
 _PART = re.compile(r"part-[0-9]{20}-([0-9a-f]{16})\.parquet")
+_KEY = re.compile(rf"records/{names.RUN}/{_PART.pattern}")
 _VERSION = b"routetune.schema_version"
 
 
@@ -125,12 +127,15 @@ def record_schema() -> pa.Schema:
 class Records:
     """The records under `root`, the folder of the store: records/<run>/part-*.parquet.
 
-    Parts are only ever added, each whole, so any number of processes may append at once.
+    Parts are only ever added, each whole, so any number of processes may append at once. A mirror offers
+    each part as it is written, and fetches those of other hosts.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mirror: Mirror | None = None) -> None:
         self.root = root
+        self.mirror = mirror
         self.folder = root / "records"
+        self._pulled: set[str] = set()
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows as made by `row`; those of one run become durable together.
@@ -166,6 +171,7 @@ class Records:
         """
         import pyarrow as pa
 
+        self._pull(names.run(run) if run else "")
         needed = list(dict.fromkeys([*columns, "run", "route_id", "target"])) if columns else None
         tables = [self._read_run(run, needed)[0] for run in ([names.run(run)] if run else self._runs())]
         table = _last_of_each(pa.concat_tables([_empty(needed), *tables]))
@@ -190,13 +196,23 @@ class Records:
         if len(parts) < 2:
             return
         try:
-            merged = self._write(run, _rows_of(parts, _last_rows(table)), _time_of(parts[0]))
+            # By the time of the last: beside parts that it holds, on another host, rows keep their order.
+            merged = self._write(run, _rows_of(parts, _last_rows(table)), _time_of(parts[-1]))
         except FileNotFoundError:
             return  # somebody else has merged them
         for part in parts:
             # Merging again what a killed call had merged gives the same bytes, hence the same name.
             if part != merged:
                 part.unlink(missing_ok=True)
+                self._forget(part, merged)
+
+    def _forget(self, part: Path, merged: Path) -> None:
+        """Have a mirror's remote without a part that was merged, once it has the merged one."""
+        if self.mirror is None:
+            return
+        self.mirror.settle(part)
+        if not self.mirror.is_pending(merged):
+            self.mirror.delete(part)
 
     def _runs(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*-*") if path.is_dir())
@@ -211,8 +227,14 @@ class Records:
         raw = buffer.getvalue()
         name = f"part-{nanoseconds:020d}-{hashlib.sha256(raw).hexdigest()[:16]}.parquet"
         path = self.folder / run / name
-        write_atomically(path, raw)
+        write_shared(self.mirror, path, raw)
         return path
+
+    def _pull(self, run: str) -> None:
+        """Fetch the parts of a run, or of all runs, once for each opened store."""
+        if self.mirror is not None and not self._pulled & {run, ""}:
+            self._pulled.add(run)
+            self.mirror.pull(f"records/{run}".rstrip("/"), _KEY, _is_part)
 
     def _read_run(self, run: str, columns: list[str] | None = None) -> tuple[pa.Table, list[Path]]:
         """All rows of a run, repeated ones included, and the sound parts that they came from, in order."""
@@ -267,14 +289,13 @@ def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name = _PART.fullmatch(path.name)
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise Damaged(f"it cannot be read: {error.strerror}") from error
-    if name is None or hashlib.sha256(raw).hexdigest()[:16] != name[1]:
+    if not _is_part(path.name, raw):
         raise Damaged(f"its {len(raw)} bytes are not those that its name tells the digest of")
     try:
         file = pq.ParquetFile(io.BytesIO(raw))
@@ -297,6 +318,12 @@ def _completed(table: pa.Table, empty: pa.Table) -> pa.Table:
         if field.name not in table.column_names and field.name in _LATER:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     return table.select(empty.column_names) if set(table.column_names) == set(empty.column_names) else table
+
+
+def _is_part(key: str, raw: bytes) -> bool:
+    """Whether bytes are those whose digest the name of a part tells."""
+    name = _PART.fullmatch(key.rpartition("/")[2])
+    return name is not None and hashlib.sha256(raw).hexdigest()[:16] == name[1]
 
 
 def _last_of_each(table: pa.Table) -> pa.Table:

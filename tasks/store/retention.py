@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from routetune.tasks.store import manifests
@@ -23,15 +25,24 @@ def retire(root: Path, place: Path, keep: int) -> list[int]:
     if pointer is None or pointer.current is None:
         return []
     numbers = manifests.numbers(place)
-    stay = {*numbers[-keep:], *(past.generation for past in pointer.newest_first[:2])}
-    history = tuple(past for past in pointer.history if past.generation in stay)
-    if history != pointer.history:
+    trimmed = trim(pointer, numbers, keep)
+    if trimmed != pointer:
         # Before any folder goes: what the pointer names is there at every moment.
-        manifests.write_pointer(place, Pointer(pointer.current, history))
-    gone = [number for number in numbers if number not in stay]
+        manifests.write_pointer(place, trimmed)
+    gone = [number for number in numbers if number not in _staying(pointer, numbers, keep)]
     for number in gone:
         _remove(root, manifests.folder_of(place, number))
     return gone
+
+
+def trim(pointer: Pointer, numbers: Sequence[int], keep: int) -> Pointer:
+    """A pointer without the generations that are too old, where `numbers` are on the disk."""
+    stay = _staying(pointer, numbers, keep)
+    return replace(pointer, history=tuple(past for past in pointer.history if past.generation in stay))
+
+
+def _staying(pointer: Pointer, numbers: Sequence[int], keep: int) -> set[int]:
+    return {*numbers[-keep:], *(past.generation for past in pointer.newest_first[:2])}
 
 
 def _remove(root: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -14,14 +15,16 @@ from typing import Any
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside, write_atomically
+from routetune.tasks.store.files import set_aside
 from routetune.tasks.store.locks import Busy, Lock, acquire, is_held
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.store.mirror import Mirror, write_shared
+from routetune.tasks.store.sealed import Damaged, is_sealed, read_sealed, seal
 
 SCHEMA = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
 #: A killed run leaves "running" behind; both are gone on with by the next run of the same bound-to.
 UNFINISHED = (RUNNING, INTERRUPTED)
+_FILE = re.compile(rf"runs/{names.RUN}\.json")
 #: Seconds to wait for a lock that should be free, since somebody may just look at it.
 _LOOK = 0.2
 
@@ -131,11 +134,16 @@ class Run:
 
 
 class Runs:
-    """The runs under `root`, the folder of the store."""
+    """The runs under `root`, the folder of the store.
 
-    def __init__(self, root: Path) -> None:
+    A mirror offers the runs that came to an end, since those never change again, and fetches those of others.
+    """
+
+    def __init__(self, root: Path, mirror: Mirror | None = None) -> None:
         self.root = root
+        self.mirror = mirror
         self.folder = root / "runs"
+        self._pulled = False
 
     def open(self, target: str, bound_to: Mapping[str, Any], timeout: float | None = 0.0) -> Run:
         """Start a run, or go on with the latest unfinished one of the same target and bound-to.
@@ -178,6 +186,7 @@ class Runs:
         Raises:
             BadInput: a newer routetune wrote one.
         """
+        self._pull()
         found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
         records = [record for record in found if record and target in (None, record.target)]
         return sorted(records, key=lambda record: (str(record.starts[0]["at"]), record.id))
@@ -206,6 +215,8 @@ class Runs:
 
     def get(self, run: str) -> RunRecord:
         """One run. Raises BadInput when there is no such run, or it is damaged."""
+        if not self._path(run).exists():
+            self._pull()
         record = self._read(self._path(run))
         if record is None:
             raise BadInput(f"there is no run {run!r} in the store {self.root}")
@@ -213,7 +224,14 @@ class Runs:
 
     def write(self, record: RunRecord) -> None:
         """Put a run on the disk; readers see the earlier state or this one."""
-        write_atomically(self._path(record.id), seal({"schema": SCHEMA, **asdict(record)}, indent=2))
+        raw = seal({"schema": SCHEMA, **asdict(record)}, indent=2)
+        write_shared(None if record.unfinished else self.mirror, self._path(record.id), raw)
+
+    def _pull(self) -> None:
+        """Once for each opened store: a run of another host that ends meanwhile is the next one's to see."""
+        if self.mirror is not None and not self._pulled:
+            self._pulled = True
+            self.mirror.pull("runs", _FILE, is_sealed)
 
     def _path(self, run: str) -> Path:
         return self.folder / f"{names.run(run)}.json"

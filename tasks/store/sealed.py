@@ -56,6 +56,15 @@ def unseal(raw: bytes) -> dict[str, Any]:
     return _parsed(text)
 
 
+def is_sealed(_: str, raw: bytes) -> bool:
+    """Whether `raw`, whatever its name, is something that `seal` wrote."""
+    try:
+        unseal(raw)
+    except Damaged:
+        return False
+    return True
+
+
 def body(raw: bytes) -> bytes:
     """The text behind the checksum, unchecked; keys in order, without the opening brace. `raw` may be cut."""
     return raw[_BODY:]

@@ -43,15 +43,17 @@ class Signer:
     key: Ed25519PrivateKey
     id: str
 
-    def sign(self, publication: Publication) -> None:
-        """Put a signature beside the manifest of a publication; one of this key is replaced.
+    def sign(self, publication: Publication) -> Path:
+        """Put a signature beside the manifest of a publication, one of this key is replaced; where it lies.
 
         Raises:
             BadPublication: the manifest is not the one that was read.
         """
         manifest = publication.engine.with_name(MANIFEST)
         raw = _manifest_bytes(publication)
-        write_atomically(signature_file(manifest, self.id), self.key.sign(raw), 0o444)
+        path = signature_file(manifest, self.id)
+        write_atomically(path, self.key.sign(raw), 0o444)
+        return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside, write_atomically
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.store.files import set_aside
+from routetune.tasks.store.mirror import Mirror, write_shared
+from routetune.tasks.store.sealed import Damaged, is_sealed, read_sealed, seal
 
 SCHEMA = 1
 
@@ -16,8 +17,9 @@ SCHEMA = 1
 class Traits:
     """The traits under `root`, the folder of the store: traits/<model digest>.json."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mirror: Mirror | None = None) -> None:
         self.root = root
+        self.mirror = mirror
         self.folder = root / "traits"
 
     def put(self, model: str, traits: Mapping[str, Any]) -> None:
@@ -28,11 +30,13 @@ class Traits:
             traits: plain JSON, as `likeness.traits_of` makes it.
         """
         if self.get(model) != dict(traits):
-            write_atomically(self._path(model), seal({"schema": SCHEMA, "traits": dict(traits)}))
+            raw = seal({"schema": SCHEMA, "traits": dict(traits)})
+            write_shared(self.mirror, self._path(model), raw)
 
     def get(self, model: str) -> dict[str, Any] | None:
         """What was kept of a model, or None; a damaged file is set aside with a warning."""
         path = self._path(model)
+        self._fetch(path)
         try:
             found: dict[str, Any] = read_sealed(path, SCHEMA, "traits")["traits"]
             return found
@@ -41,6 +45,12 @@ class Traits:
         except (Damaged, KeyError) as damage:
             set_aside(self.root, path, f"damaged traits: {damage}")
             return None
+
+    def _fetch(self, path: Path) -> None:
+        if self.mirror is not None and not path.exists():
+            raw = self.mirror.read(path)
+            if raw is not None and is_sealed(path.name, raw):
+                self.mirror.keep(path, raw)
 
     def _path(self, model: str) -> Path:
         return self.folder / f"{names.digest(model)}.json"

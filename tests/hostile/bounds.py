@@ -20,9 +20,10 @@ HANGS = 60
 LONGEST = 20_000
 
 _SHORT = 40
-_LONG = int(os.environ.get("ROUTETUNE_FUZZ_EXAMPLES", "400"))
+#: Examples of a long run.
+LONG = int(os.environ.get("ROUTETUNE_FUZZ_EXAMPLES", "400"))
 #: A short run by default, always of the same examples; a long one, of new ones each time, with `-m slow`.
-runs = pytest.mark.parametrize("examples", [_SHORT, pytest.param(_LONG, marks=pytest.mark.slow)])
+runs = pytest.mark.parametrize("examples", [_SHORT, pytest.param(LONG, marks=pytest.mark.slow)])
 
 
 def fuzzing(examples: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from routetune.tasks.store import Store, open_store
+from routetune.tasks.store import Store, mirror, open_store
+
+from tests.buckets import Server, Site
 
 # Runs `act(root)` in a fork of itself for each line it is sent, and kills that fork with SIGKILL just before
 # its n-th file operation under `root`. The audit events come from the interpreter, so the code under test is
@@ -79,3 +82,12 @@ def killed_at_every_step() -> Iterator[Crash]:
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def site(bucket_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    for name, value in bucket_server.variables.items():
+        monkeypatch.setenv(name, value)
+    folder = bucket_server.bucket(f"bucket-{os.urandom(4).hex()}")
+    yield Site(f"s3://{folder.name}/team", folder / "team", tmp_path, monkeypatch)
+    mirror._known.clear()

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 from routetune.tasks.errors import BadInput
-from routetune.tasks.store import manifests, open_store, publications
+from routetune.tasks.store import draft, manifests, open_store
 from routetune.tasks.store.blobs import Missing
+from routetune.tasks.store.draft import STEPS
 from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.manifests import BadPublication
-from routetune.tasks.store.publications import STEPS
 from routetune.tasks.store.sealed import seal, unseal
 
 ENVIRONMENT = "0123456789abcdef"
@@ -268,11 +268,11 @@ def test_a_kill_at_any_file_operation_leaves_what_was_current_whole(store, kille
 # Ends itself between two steps of the real publisher.
 BETWEEN = """
 import os, signal, sys
-from routetune.tasks.store import open_store, publications
+from routetune.tasks.store import draft, open_store
 stop = int(sys.argv[2])
-steps = list(publications.STEPS)
+steps = list(draft.STEPS)
 steps.insert(stop, lambda draft: os.kill(os.getpid(), signal.SIGKILL))
-publications.STEPS = tuple(steps)
+draft.STEPS = tuple(steps)
 act(__import__("pathlib").Path(sys.argv[1]))
 """
 
@@ -293,9 +293,9 @@ def test_a_kill_between_two_steps_of_publishing(store, stop):
 def test_a_copy_that_a_disk_garbled_never_becomes_current(store, monkeypatch):
     """The garbling stands in for a disk: nothing else changes a file between two steps."""
     first = publish(store, FIRST)
-    steps = list(publications.STEPS)
+    steps = list(draft.STEPS)
     garble = lambda draft: change(draft.folder / draft.file_name, b"second", b"Second")  # noqa: E731
-    monkeypatch.setattr(publications, "STEPS", (*steps[:4], garble, *steps[4:]))
+    monkeypatch.setattr(draft, "STEPS", (*steps[:4], garble, *steps[4:]))
     with pytest.raises(BadPublication, match=r"engine .* was changed"):
         publish(store, SECOND)
     assert current(store) == first

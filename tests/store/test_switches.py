@@ -1,0 +1,186 @@
+"""Publications of hosts that share a bucket: which one counts, and what becomes of the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from routetune.tasks.errors import RoutetuneError
+from routetune.tasks.store import mirror, open_store
+from routetune.tasks.store.files import StoreWarning
+from routetune.tasks.store.loader import load_current
+from routetune.tasks.store.signing import open_signer
+
+from tests.buckets import ENVIRONMENT, FIRST, SECOND, THIRD, Server, Site, history, manifest, publish
+
+
+def test_a_publication_made_meanwhile_on_another_host_is_followed_and_none_is_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_between(site, monkeypatch), pytest.warns(StoreWarning, match="by another host meanwhile"):
+        assert publish(site.open("one"), FIRST) == 3
+    third = site.open("third")
+    assert history(third) == [3, 2, 1]
+    assert third.publications.verify("digits", ENVIRONMENT) == []
+    assert load_current(site.url, "digits").path.read_bytes() == FIRST
+
+
+def test_a_publication_gives_way_to_the_same_of_another_host_and_leaves_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_between(site, monkeypatch):
+        one = site.open("one")
+        with pytest.warns(UserWarning, match="it stays"):
+            assert publish(one, FIRST, yields=lambda theirs: theirs.reference.generation == 2) == 2
+    assert history(site.open("one")) == [2, 1]
+    assert load_current(site.url, "digits").path.read_bytes() == THIRD
+    numbers = {name.split("/")[4] for name in site.files("publications/**/*") if "generations" in name}
+    assert numbers == {"000001", "000002"}
+
+
+class in_between:  # reads as a word of the tests
+    """Another host publishes twice, once each time that the first one is just about to switch."""
+
+    def __init__(self, site: Site, patch: pytest.MonkeyPatch) -> None:
+        from routetune.tasks.store import draft
+
+        self.site, self.patch, self.draft, self.data = site, patch, draft, [SECOND, THIRD]
+
+    def __enter__(self) -> None:
+        *before, switch = self.draft.STEPS
+
+        def outrun(made: Any) -> None:
+            if self.data:
+                data, cache = self.data.pop(0), os.environ["XDG_CACHE_HOME"]
+                known = dict(mirror._known)
+                self.patch.setattr(self.draft, "STEPS", (*before, switch))
+                publish(self.site.open("other"), data)
+                self.patch.setattr(self.draft, "STEPS", (*before, outrun, switch))
+                self.patch.setenv("XDG_CACHE_HOME", cache)
+                mirror._known.update(known)
+
+        self.patch.setattr(self.draft, "STEPS", (*before, outrun, switch))
+
+    def __exit__(self, *_: object) -> None:
+        assert self.data in ([], [THIRD])
+
+
+def test_what_was_published_away_from_the_bucket_gives_way_to_what_came_first(
+    site: Site, bucket_server: Server
+) -> None:
+    publish(site.open("one"), FIRST)
+    site.go_away()
+    with pytest.warns(StoreWarning, match="going on with"):
+        assert publish(site.open("one"), SECOND) == 2
+        assert load_current(site.url, "digits").path.read_bytes() == SECOND
+    site.come_back(bucket_server)
+    assert publish(site.open("other"), THIRD) == 2
+    with pytest.warns(StoreWarning, match="theirs counts. Tune again"):
+        one = site.open("one")
+    assert load_current(site.url, "digits").path.read_bytes() == THIRD
+    assert history(one) == [2, 1] and one.publications.verify("digits", ENVIRONMENT) == []
+    assert publish(one, SECOND) == 3
+    assert history(site.open("other")) == [3, 2, 1]
+
+
+def test_nothing_is_rolled_back_while_the_bucket_is_away(site: Site, bucket_server: Server) -> None:
+    publish(site.open("one"), FIRST)
+    publish(site.open("one"), SECOND)
+    site.go_away()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        with pytest.raises(RoutetuneError, match="cannot be reached, so nothing was rolled back"):
+            site.open("one").publications.rollback("digits", ENVIRONMENT)
+    site.come_back(bucket_server)
+    assert history(site.open("one")) == [2, 1]
+
+
+def test_a_signature_travels_and_is_asked_for_on_another_host(site: Site) -> None:
+    key, public = site.home / "sign.pem", site.home / "sign.pub.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(key)], check=True)
+    subprocess.run(["openssl", "pkey", "-in", str(key), "-pubout", "-out", str(public)], check=True)
+    key.chmod(0o600)
+    one = site.open("one")
+    signer = open_signer(key, one.root)
+    assert signer is not None
+    publish(one, FIRST, signer=signer)
+    site.open("other")
+    assert load_current(site.url, "digits", require_signature=[public]).path.read_bytes() == FIRST
+    publish(site.open("one"), SECOND)
+    with pytest.raises(RoutetuneError, match=r"not signed|no signature"):
+        site.open("other")
+        load_current(site.url, "digits", require_signature=[public])
+    one = site.open("one")
+    current = one.publications.current("digits", ENVIRONMENT)
+    assert current is not None
+    one.publications.sign(current, signer)  # as a tune does with what stays
+    site.open("other")
+    assert load_current(site.url, "digits", require_signature=[public]).path.read_bytes() == SECOND
+
+
+def test_what_is_damaged_in_the_mirror_is_fetched_again(site: Site) -> None:
+    publish(site.open("one"), FIRST)
+    other = site.open("other")
+    published = load_current(site.url, "digits")
+    for path in (published.path, published.path.with_name("manifest.json")):
+        path.chmod(0o644)
+        path.write_bytes(b"damaged")
+        assert load_current(site.url, "digits").path.read_bytes() == FIRST
+    assert other.publications.verify("digits", ENVIRONMENT) == []
+
+
+@pytest.mark.slow
+def test_many_processes_publish_at_once_and_every_generation_is_there(site: Site) -> None:
+    code = f"""
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from routetune.tasks.store import open_store
+store = open_store({site.url!r})
+for at in range(4):
+    data = f"{{sys.argv[1]}} {{at}}".encode() * 99
+    store.publications.publish("digits", {ENVIRONMENT!r}, store.blobs.put_bytes(data), {manifest()!r})
+"""
+    writers = []
+    for host in ("one", "other", "third"):
+        variables = os.environ | {"XDG_CACHE_HOME": str(site.home / host)}
+        writers.append(subprocess.Popen([sys.executable, "-c", code, host], env=variables))
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0]
+    fourth = site.open("fourth")
+    found = fourth.publications.history("digits")
+    assert len({past.reference.engine for past in found}) == len(found) == 12
+    assert fourth.publications.verify("digits", ENVIRONMENT) == []
+
+
+@pytest.mark.slow
+def test_a_publisher_killed_at_any_step_leaves_the_old_or_the_new_one_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at_every_step: Any
+) -> None:
+    url = f"file://{tmp_path}/shared"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
+    root = open_store(url).root
+    publish(open_store(url), FIRST)
+    code = f"""
+from routetune.tasks.store import open_store
+import obstore.store
+def act(root):
+    store = open_store({url!r})
+    data = {SECOND!r}
+    store.publications.publish("digits", {ENVIRONMENT!r}, store.blobs.put_bytes(data), {manifest()!r}, keep=3)
+"""
+    kills = 0
+    for stop in killed_at_every_step(code, root):
+        kills += stop.killed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for host in (f"host-{stop.step}", "one"):
+                mirror._known.clear()
+                monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
+                found = load_current(url, "digits").path.read_bytes()
+                assert found in (FIRST, SECOND) and (stop.killed or found == SECOND)
+            assert open_store(url).publications.verify("digits", ENVIRONMENT) == []
+    assert kills > 20
