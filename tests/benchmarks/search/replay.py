@@ -67,6 +67,8 @@ def regrets(
         if trial.eligible and trial.speed:
             best = max(best, _true_speed(landscape, trial))
         found[at] = max(0.0, landscape.best / best - 1)
+        if not found[at]:
+            break  # nothing that follows can change it
     found[at:] = found[at]
     return found
 
