@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 #: How likely a part is guilty before anything is known: one value, and two values together.
 ALONE = 0.05
-TOGETHER = 0.02
+TOGETHER = 0.008
 #: How unlikely a failure is that no guilty part explains.
 UNEXPLAINED = 1e-3
+#: The loss of a part is much the same in every route; at most this many times as large as in another.
+ALIKE = 4.0
 CHAINS = 64
 SWEEPS = 12
 
@@ -28,12 +30,18 @@ class Blame:
     before anything is known, and every route that failed has a guilty part. The posterior is sampled by
     annealed Gibbs sweeps in CHAINS independent chains.
 
+    Where the losses are known, they tell causes apart: the loss of a route is that of its worst part, so a
+    part has at most the smallest loss of all routes that hold it, and explains no larger one.
+
     Args:
         codes: the value of each knob as an integer, shape (trials, knobs).
         worked: which of them worked, shape (trials,).
+        losses: the smaller the better, NaN where not known, shape (trials,).
     """
 
-    def __init__(self, codes: Codes, worked: Flags, rng: np.random.Generator) -> None:
+    def __init__(
+        self, codes: Codes, worked: Flags, rng: np.random.Generator, losses: Array | None = None
+    ) -> None:
         knobs = codes.shape[1]
         self._first, self._second = map(np.array, zip(*_pairs(knobs), strict=True))
         self._single = self._first == self._second
@@ -46,7 +54,10 @@ class Blame:
         self._suspects = np.unique(failed[held])
         self._guilty = np.zeros((CHAINS, len(self._suspects)))
         if len(self._suspects):
-            self._sample(self._members(failed), rng)
+            members = self._members(failed)
+            if losses is not None:
+                members = _explaining(members, losses[~worked])
+            self._sample(members, rng)
 
     def works(self, candidates: Codes) -> Array:
         """The probability that each candidate works, shape (candidates,)."""
@@ -55,7 +66,7 @@ class Blame:
         unknown = ~self._innocent[parts] & ~np.isin(parts, self._suspects)
         untried = np.where(unknown, np.log1p(-self._prior), 0.0).sum(axis=1)
         clean = (self._guilty @ members.T == 0).sum(axis=0)
-        return np.asarray(np.exp(untried) * (clean + 0.3) / (CHAINS + 0.6))
+        return np.asarray(np.exp(untried) * (clean + 0.1) / (CHAINS + 0.2))
 
     def _parts(self, codes: Codes) -> Codes:
         """Every part of every row as one integer, shape (rows, parts)."""
@@ -89,6 +100,14 @@ class Blame:
                 count[:, rows] += (drawn - guilty[:, at])[:, None]
                 guilty[:, at] = drawn
         self._guilty = guilty
+
+
+def _explaining(members: Array, losses: Array) -> Array:
+    """Which suspects can be the reason of each failed row, by its loss; shape (rows, suspects)."""
+    known = np.where(np.isnan(losses), np.inf, losses)
+    most = np.where(members > 0, known[:, None], np.inf).min(axis=0)
+    least = np.where(np.isnan(losses), 0.0, losses)
+    return np.asarray(members * (most[None, :] * ALIKE >= least[:, None]))
 
 
 def _pairs(knobs: int) -> list[tuple[int, int]]:

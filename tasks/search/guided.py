@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
     Known = Sequence[tuple[tuple[int, ...], Trial]]
 
 #: Log speeds this far below the best say no more than "slow": one hopeless value would drown the others.
-CLIP = 0.7
-#: The weight of doubt. Below 1, routes that may fail are tried sooner than the bare expectation says.
-DOUBT = 0.7
+CLIP = 0.8
 #: So many builds, the default's included, are chosen for the pairs of values that they show first.
-FIRST = 9
+FIRST = 5
+#: What remains of the worth of a route that is likely to compile to an engine that was timed already.
+TWIN = 0.1
+#: Exchanges of values that are looked at for that, those of few knobs first.
+MOST_SWAPS = 100
+#: Standard deviation of the log speed of a trial without an interval, and the most that an interval says.
+NO_INTERVAL, WIDEST = 0.05, 0.3
 
 
 class Guided(Informed):
@@ -44,28 +49,84 @@ class Guided(Informed):
         return pool[int(np.argmax(self._worth(known, candidates, rng)))]
 
     def _worth(self, known: Known, candidates: Codes, rng: np.random.Generator) -> Array:
-        codes = np.array([code for code, _ in known])
-        works = Blame(codes, np.array([t.eligible for _, t in known]), rng).works(candidates)
-        timed = [(code, math.log(t.speed)) for code, t in known if t.speed and _is_sound(t.speed)]
+        works = _works(known, candidates, rng)
+        timed = [(code, trial) for code, trial in known if _log(trial) is not None]
         if not timed:
             return works
         seen = np.array([code for code, _ in timed])
-        logs = np.array([log for _, log in timed])
-        eligible = [math.log(t.speed) for _, t in known if t.eligible and t.speed and _is_sound(t.speed)]
+        eligible = [log for _, trial in timed if trial.eligible and (log := _log(trial)) is not None]
+        if eligible and len(known) < FIRST:
+            return np.asarray(works * (fresh_pairs(seen, candidates) + 0.01))
+        logs = np.array([_log(trial) for _, trial in timed], dtype=np.float64)
         best = max(eligible, default=float(logs.max()))
-        belief = Surrogate(seen, np.maximum(logs, best - CLIP), rng).predict(candidates)
+        deviations = np.array([_deviation(trial) for _, trial in timed])
+        belief = Surrogate(seen, np.maximum(logs, best - CLIP), rng, deviations).predict(candidates)
         if not eligible:
             return np.asarray(works * np.exp(0.5 * belief.mean.mean(axis=0)))
-        if len(known) < FIRST:
-            return np.asarray(works**DOUBT * (fresh_pairs(seen, candidates) + 0.01))
-        return np.asarray(works**DOUBT * belief.improvement(best))
+        return np.asarray(works * belief.improvement(best) * np.where(twins(known, candidates), TWIN, 1.0))
 
     def _how(self) -> str:
         return "the route with the largest expected gain, build by build"
 
 
-def _is_sound(speed: float) -> bool:
-    return math.isfinite(speed) and speed > 0
+def _works(known: Known, candidates: Codes, rng: np.random.Generator) -> Array:
+    """The probability that each candidate is eligible: that it builds and runs, and is accurate then.
+
+    These have different causes, and what does not run says nothing of accuracy.
+    """
+    ran = [(code, trial) for code, trial in known if trial.failure is None]
+    codes = np.array([code for code, _ in known])
+    runs = Blame(codes, np.array([trial.failure is None for _, trial in known]), rng).works(candidates)
+    if not ran:
+        return runs
+    codes = np.array([code for code, _ in ran])
+    losses = np.array([math.nan if trial.loss is None else trial.loss for _, trial in ran])
+    accurate = Blame(codes, np.array([trial.eligible for _, trial in ran]), rng, losses)
+    return np.asarray(runs * accurate.works(candidates))
+
+
+def _log(trial: Trial) -> float | None:
+    """The log of a sound speed, else None."""
+    sound = trial.speed is not None and math.isfinite(trial.speed) and trial.speed > 0
+    return math.log(trial.speed) if sound and trial.speed is not None else None
+
+
+def _deviation(trial: Trial) -> float:
+    """Standard deviation of the log of the speed, from its interval of 95 %."""
+    low, high = trial.low, trial.high
+    if low is None or high is None or not 0 < low <= high < math.inf:
+        return NO_INTERVAL
+    return min(WIDEST, math.log(high / low) / (2 * 1.96))
+
+
+def twins(known: Known, candidates: Codes) -> Array:
+    """Which candidates likely are aliases of a route that was tried, as booleans of shape (candidates,).
+
+    Where two routes were one engine, the values in which they differ make no difference, and are exchanged
+    in a candidate: if that gives a route that was tried, the two likely are one engine again.
+    """
+    engines: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for code, trial in known:
+        if trial.failure is None:
+            engines[trial.alias_of or trial.route.id].append(code)
+    found = {
+        tuple((knob, a, b) for knob, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+        for alike in engines.values()
+        for one, other in permutations(alike, 2)
+    }
+    swaps = sorted(found, key=lambda swap: (len(swap), swap))[:MOST_SWAPS]
+    tried = {code for code, _ in known}
+    rows = map(tuple, candidates.tolist())
+    return np.array([any(_swapped(row, swap) in tried for swap in swaps) for row in rows], dtype=bool)
+
+
+def _swapped(code: tuple[int, ...], swap: tuple[tuple[int, int, int], ...]) -> tuple[int, ...] | None:
+    if any(code[knob] != a for knob, a, _ in swap):
+        return None
+    changed = list(code)
+    for knob, _, b in swap:
+        changed[knob] = b
+    return tuple(changed)
 
 
 def fresh_pairs(seen: Codes, candidates: Codes) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: A group that loses more than this share of the speed is split; less is taken for noise.
 MARGIN = 0.015
+#: Effects below this, as logs, are taken for noise where they are the difference of several measurements.
+SMALL = 0.02
 #: The first group holds one in so many changes; the next ones grow with success.
 FIRST_SHARE = 8
 #: Changes that failed are tried in pairs while there are at most this many.
@@ -31,12 +34,25 @@ Assignment = dict[str, str]
 Asking = Generator[Assignment, "Trial | None", None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Step:
     """One knob at another value than its default."""
 
     knob: str
     value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Changes in the base that have an effect as a whole: the log of what they multiply the speed by."""
+
+    steps: tuple[Step, ...]
+    effect: float
+
+    @property
+    def urgency(self) -> tuple[bool, int]:
+        """The smaller the sooner: what harms first, then large groups, which have more to hide."""
+        return self.effect >= 0, -len(self.steps)
 
 
 class Screening(Staged):
@@ -45,10 +61,12 @@ class Screening(Staged):
     1. Where the default is not eligible, ever smaller groups are tried until one makes an eligible base.
     2. Groups of changes are put on top of the base. What does no harm stays, so that changes which only help
        together meet; a group that fails or harms is halved until the change to blame is found.
-    3. Changes to blame are tried once more on top of all that stayed.
-    4. Groups are taken away again: what makes no difference goes, what does is found by halving.
-    5. Changes to blame are tried in pairs, while they are few.
-    6. A `Guided` search combines the knobs that made a difference.
+    3. Groups that gained as a whole may hide a change that harms: they are halved down to single changes. One
+       half is taken away and measured, the other one's effect is what is left of the whole.
+    4. Changes to blame are tried once more on top of all that stayed.
+    5. What made no difference is taken away again; what does then is found by halving.
+    6. Changes to blame are tried in pairs, while they are few.
+    7. A `Guided` search combines the knobs that made a difference.
     """
 
     name = "screening"
@@ -58,12 +76,15 @@ class Screening(Staged):
         self.seed = seed
         self.base: Assignment | None = None
         self.base_speed = 0.0
+        self._bases = 0
         self.blamed: list[Step] = []
+        self._gained: list[Part] = []
         self.helped: list[Step] = []
         self.total: int | None = None
 
     def _stages(self) -> Iterator[Iterable[Route]]:
-        for phase in (self._find_base, self._grow, self._try_again, self._prune, self._try_pairs):
+        phases = (self._find_base, self._grow, self._sift, self._try_again, self._prune, self._try_pairs)
+        for phase in phases:
             asking, answer = phase(), None
             try:
                 assignment = next(asking)
@@ -109,8 +130,7 @@ class Screening(Staged):
             group, *groups = groups
             trial = yield with_steps(default, group)
             if self._speed(trial):
-                self.base = with_steps(default, group)
-                self.base_speed = self._speed(trial)
+                self._settle(with_steps(default, group), self._speed(trial))
                 return
             groups += (
                 halves(group) if group else [half for layer in layers for half in halves(layer) or [layer]]
@@ -119,22 +139,25 @@ class Screening(Staged):
     def _grow(self) -> Asking:
         for layer in self._layers():
             left = [step for step in layer if self.base is not None and self.base[step.knob] != step.value]
-            size = max(1, len(left) // FIRST_SHARE)
-            while left:
-                group, left = left[:size], left[size:]
-                if (yield from self._stays(group)):
-                    size *= 2
-                    continue
-                # Hwang's splitting: find one change to blame, and put the untested rest back.
-                suspects = group
-                while len(suspects) > 1:
-                    half, rest = halves(suspects)
-                    if (yield from self._stays(half)):
-                        suspects = rest
-                    else:
-                        suspects, left = half, [*rest, *left]
-                self.blamed += suspects
-                size = max(1, size // 2)
+            yield from self._put_on(left, max(1, len(left) // FIRST_SHARE))
+
+    def _put_on(self, left: Sequence[Step], size: int) -> Asking:
+        """Put all that does no harm on top of the base, in groups of `size` at first."""
+        while left:
+            group, left = left[:size], left[size:]
+            if (yield from self._stays(group)):
+                size *= 2
+                continue
+            # Hwang's splitting: find one change to blame, and put the untested rest back.
+            suspects = group
+            while len(suspects) > 1:
+                half, rest = halves(suspects)
+                if (yield from self._stays(half)):
+                    suspects = rest
+                else:
+                    suspects, left = half, [*rest, *left]
+            self.blamed += suspects
+            size = max(1, size // 2)
 
     def _stays(self, group: Sequence[Step]) -> Generator[Assignment, Trial | None, bool]:
         """Try a group on top of the base; it becomes part of it unless it fails or harms."""
@@ -143,8 +166,16 @@ class Screening(Staged):
         speed = self._speed((yield changed))
         if speed < self.base_speed * (1 - MARGIN):
             return False
-        self.base, self.base_speed = changed, max(speed, self.base_speed)
+        if speed > self.base_speed * (1 + MARGIN):
+            self._gained.append(Part(tuple(group), math.log(speed / self.base_speed)))
+        self._settle(changed, speed)
         return True
+
+    def _settle(self, changed: Assignment, speed: float) -> None:
+        """A new base. Its speed is the mean of all since the last gain, of which the best is just lucky."""
+        self._bases = 1 if speed > self.base_speed * (1 + MARGIN) else self._bases + 1
+        self.base_speed += (speed - self.base_speed) / self._bases
+        self.base = changed
 
     def _try_again(self) -> Asking:
         """What failed beside a part of the others may be the best beside all of them."""
@@ -159,19 +190,63 @@ class Screening(Staged):
             if one.knob != other.knob:
                 yield from self._stays([one, other])
 
+    def _sift(self) -> Asking:
+        """Find the single changes behind the gains of groups, and those that harm among them."""
+        queue = [(part.urgency, at, part) for at, part in enumerate(self._gained)]
+        heapq.heapify(queue)
+        at = len(queue)
+        while queue and self.base is not None:
+            part = heapq.heappop(queue)[-1]
+            if part.effect < -SMALL:
+                yield from self._take_away(part.steps)
+            elif len(part.steps) == 1:
+                self.helped += part.steps
+            else:
+                for half in (yield from self._halved(part)):
+                    heapq.heappush(queue, (half.urgency, at := at + 1, half))
+
+    def _halved(self, part: Part) -> Generator[Assignment, Trial | None, list[Part]]:
+        """The halves of a part of the base that matter; only the first one's effect is measured."""
+        assert self.base is not None
+        default, (one, other) = self.space.baseline(), halves(part.steps)
+        without = self.base | {step.knob: default[step.knob] for step in one}
+        speed = self._speed((yield without))
+        effect = math.log(self.base_speed / speed) if speed else part.effect
+        if effect < -SMALL and len(one) == 1:
+            self._settle(without, speed)
+        found = [Part(tuple(one), effect), Part(tuple(other), part.effect - effect)]
+        return [half for half in found if abs(half.effect) > SMALL and set(half.steps) <= self._on()]
+
+    def _on(self) -> set[Step]:
+        return {Step(knob, value) for knob, value in (self.base or {}).items()}
+
+    def _take_away(self, steps: Sequence[Step]) -> Asking:
+        """Take away what harms as a whole, and put back what does not."""
+        assert self.base is not None
+        default = self.space.baseline()
+        without = self.base | {step.knob: default[step.knob] for step in steps}
+        speed = self._speed((yield without))
+        if speed <= self.base_speed:
+            return
+        self._settle(without, speed)
+        if len(steps) == 1:
+            self.blamed += steps
+        else:
+            yield from self._put_on(steps, len(steps) // 2)
+
     def _prune(self) -> Asking:
         """Take changes away in groups: those without effect go for good, the others end up in `helped`."""
         if self.base is None:
             return
         default = self.space.baseline()
-        kept = [Step(knob, value) for knob, value in self.base.items() if value != default[knob]]
-        groups = [kept] if kept else []
+        kept = [step for step in self._on() if step.value != default[step.knob] and step not in self.helped]
+        groups = [sorted(kept)] if kept else []
         while groups:
             group, *groups = groups
             without = self.base | {step.knob: default[step.knob] for step in group}
             speed = self._speed((yield without))
             if speed >= self.base_speed * (1 - MARGIN):
-                self.base, self.base_speed = without, max(speed, self.base_speed)
+                self._settle(without, speed)
             elif len(group) > 1:
                 groups += halves(group)
             else:

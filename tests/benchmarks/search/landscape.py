@@ -46,12 +46,19 @@ class Landscape:
     Attributes:
         trials: one for each route of the space, and for the default route.
         about: where it comes from; `source` is "recorded" or "synthetic".
+        truth: the speed of each route without noise, where that is known; else it is what `trials` say.
     """
 
     name: str
     space: RouteSpace
     trials: Mapping[Route, Trial]
     about: Mapping[str, Any] = field(default_factory=dict)
+    truth: Mapping[Route, float] = field(default_factory=dict)
+
+    def true_speed(self, route: Route) -> float:
+        """The speed by which a search is judged; 0 for a route that may not win."""
+        trial = self.trials[route]
+        return (self.truth.get(route) or trial.speed or 0.0) if trial.eligible else 0.0
 
     @cached_property
     def best(self) -> float:
@@ -60,8 +67,8 @@ class Landscape:
 
     @cached_property
     def eligible(self) -> list[float]:
-        """The speeds of all routes that may win."""
-        return [trial.speed for trial in self.trials.values() if trial.eligible and trial.speed]
+        """The speeds of all routes that may win, without noise where that is known."""
+        return [speed for route in self.trials if (speed := self.true_speed(route))]
 
     @property
     def default_is_eligible(self) -> bool:

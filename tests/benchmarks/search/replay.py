@@ -65,10 +65,18 @@ def regrets(
     at = 0
     for at, trial in enumerate(builds(landscape, search, limit, priors)):
         if trial.eligible and trial.speed:
-            best = max(best, trial.speed)
+            best = max(best, _true_speed(landscape, trial))
         found[at] = max(0.0, landscape.best / best - 1)
+        if not found[at]:
+            break  # nothing that follows can change it
     found[at:] = found[at]
     return found
+
+
+def _true_speed(landscape: Any, trial: Trial) -> float:
+    if isinstance(landscape, Landscape):
+        return landscape.true_speed(trial.route)
+    return trial.speed or 0.0
 
 
 def experience(sibling: Landscape, landscape: Landscape) -> list[Route]:

@@ -2,10 +2,10 @@
 
 pytest -m benchmark tests/benchmarks/search/test_replay.py
 
-ROUTETUNE_BENCHMARK_RUNS sets the seeds (35), ROUTETUNE_BENCHMARK_LANDSCAPES how many synthetic ones (40),
-ROUTETUNE_BENCHMARK_BUILDS how many builds each replay has (64), ROUTETUNE_BENCHMARK_STRATEGIES which ones.
-Recorded landscapes are the Parquet files in tests/benchmarks/search/landscapes; `precision` says how far each
-can be trusted.
+ROUTETUNE_BENCHMARK_RUNS sets the seeds (35), ROUTETUNE_BENCHMARK_LANDSCAPES how many synthetic ones of each
+style (60), ROUTETUNE_BENCHMARK_BUILDS how many builds each replay has (32), ROUTETUNE_BENCHMARK_STRATEGIES
+which ones. Recorded landscapes are the Parquet files in tests/benchmarks/search/landscapes; `precision` says
+how far each can be trusted. No clock is involved.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.benchmarks.search import landscape, precision, replay, rivals, synthetic
+from tests.benchmarks.search import landscape, precision, replay, rivals, synthetic, synthetic_gpu
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 COMMAND = "pytest -m benchmark tests/benchmarks/search/test_replay.py"
 RUNS = int(os.environ.get("ROUTETUNE_BENCHMARK_RUNS", replay.SEEDS))
-COUNT = int(os.environ.get("ROUTETUNE_BENCHMARK_LANDSCAPES", "40"))
+COUNT = int(os.environ.get("ROUTETUNE_BENCHMARK_LANDSCAPES", "60"))
 #: Landscapes from this seed on were not looked at while the searches were made.
-HELD_OUT = 1000
-BUILDS = int(os.environ.get("ROUTETUNE_BENCHMARK_BUILDS", replay.BUILDS))
+HELD_OUT = 20_000
+BUILDS = int(os.environ.get("ROUTETUNE_BENCHMARK_BUILDS", "32"))
 #: Those that draw nothing are replayed once.
 DRAWS_NOTHING = ("fast", "mixed")
-EVERY = "auto,fast,kernel tuner,mixed,model,optuna,racing,random,screening"
+EVERY = "auto,kernel tuner,mixed,optuna,random"
 NAMES = tuple(os.environ.get("ROUTETUNE_BENCHMARK_STRATEGIES", EVERY).split(","))
 AT = (8, 16, 32)
 #: Of the largest difference beside the largest value; on the recorded GPU targets TF32 is 4e-4 to 1e-3 off.
-TOLERANCES = (1e-2, 1e-5)
+TOLERANCES = (2e-3, 1e-5)
 #: What is known, and what is new, of the same knobs.
 SIBLINGS = (
     ("gpu_resnet_b1", "gpu_resnet_b8"),
@@ -46,17 +46,17 @@ SIBLINGS = (
 )
 
 
-def curves(landscapes: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]]:
+def curves(landscapes: Sequence[Any], runs: int) -> dict[str, np.ndarray[Any, Any]]:
     """By strategy: regrets of shape (landscapes, seeds, BUILDS)."""
     found = {}
     for name in NAMES:
         if name == "kernel tuner":
             if importlib.util.find_spec("kernel_tuner") is None:
                 continue
-            found[name] = np.array([[_kernel_tuner(one, seed) for seed in range(RUNS)] for one in landscapes])
+            found[name] = np.array([[_kernel_tuner(one, seed) for seed in range(runs)] for one in landscapes])
             continue
         opener = rivals.PlainOptuna if name == "optuna" else replay.ours(name)
-        seeds = range(1 if name in DRAWS_NOTHING else RUNS)
+        seeds = range(1 if name in DRAWS_NOTHING else runs)
         found[name] = replay.table(landscapes, opener, seeds, BUILDS)
     return found
 
@@ -66,19 +66,22 @@ def _kernel_tuner(one: landscape.Landscape, seed: int) -> np.ndarray[Any, Any]:
 
 
 def summary(regrets: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Percent: median, 95th percentile and mean with its interval over landscapes (bootstrap, 95 %)."""
+    """Percent: median, 95th percentile and mean, with 95 % intervals by a bootstrap over landscapes."""
     rows: dict[str, Any] = {}
-    rng = np.random.default_rng(0)
-    for builds in AT:
+    for builds in (at for at in AT if at <= regrets.shape[2]):
         each = regrets[:, :, builds - 1] * 100
-        means = each.mean(axis=1)
-        drawn = rng.choice(means, (2000, len(means))).mean(axis=1)
-        rows[str(builds)] = {
-            "median": round(float(np.median(each)), 2),
-            "p95": round(float(np.percentile(each, 95)), 2),
-            "mean": round(float(each.mean()), 2),
-            "mean_interval": [round(float(np.percentile(drawn, at)), 2) for at in (2.5, 97.5)],
+        drawn = np.random.default_rng(0).integers(0, len(each), (1000, len(each)))
+        figures = {
+            "median": lambda values: float(np.median(values)),
+            "p95": lambda values: float(np.percentile(values, 95)),
+            "mean": lambda values: float(values.mean()),
         }
+        row: dict[str, Any] = {"over 5 %": round(float((each > 5).mean()), 4)}
+        for name, figure in figures.items():
+            spread = [figure(each[picked]) for picked in drawn]
+            row[name] = round(figure(each), 2)
+            row[f"{name}_interval"] = [round(float(np.percentile(spread, at)), 2) for at in (2.5, 97.5)]
+        rows[str(builds)] = row
     for percent in (1, 2):
         hit = regrets <= percent / 100
         first = np.where(hit.any(axis=2), hit.argmax(axis=2) + 1, regrets.shape[2] + 1)
@@ -86,15 +89,17 @@ def summary(regrets: np.ndarray[Any, Any]) -> dict[str, Any]:
     return rows
 
 
-def report(landscapes: Sequence[Any], title: str, file: str) -> dict[str, Any]:
-    found = curves(landscapes)
+def report(landscapes: Sequence[Any], title: str, file: str, runs: int = RUNS) -> dict[str, Any]:
+    found = curves(landscapes, runs)
     default = np.array([one.default_is_eligible for one in landscapes])
     groups = {"all": default | True, "default eligible": default, "default not eligible": ~default}
+    styles = [one.about.get("style") for one in landscapes]
+    groups |= {style: np.array([s == style for s in styles]) for style in dict.fromkeys(styles) if style}
     document = {
         "command": COMMAND,
         "landscapes": title,
         "count": len(landscapes),
-        "seeds": RUNS,
+        "seeds": runs,
         "builds": BUILDS,
         "fit_for_regret": sum(_is_fit(one) for one in landscapes),
         "regret_percent": {
@@ -139,13 +144,18 @@ def plot(found: Mapping[str, np.ndarray[Any, Any]], title: str, path: Path) -> N
 
 @pytest.mark.benchmark
 def test_synthetic_landscapes_held_out() -> None:
-    document = report(
-        synthetic.landscapes(COUNT, HELD_OUT), f"{COUNT} synthetic landscapes", "search_synthetic"
-    )
-    found = document["regret_percent"]["all"]
+    """Invented ones, of seeds and of a style that no search was made with; one seed each."""
+    found = synthetic.landscapes(COUNT, HELD_OUT)
+    for style in synthetic_gpu.STYLES:
+        found += synthetic_gpu.landscapes(style, COUNT, HELD_OUT)
+    document = report(found, f"{len(found)} synthetic landscapes", "search_synthetic", runs=1)
+    every = document["regret_percent"]["all"]
     for builds in map(str, AT):
         for rival in ("mixed", "random"):
-            assert found["auto"][builds]["mean"] < found[rival][builds]["mean"], (builds, rival)
+            assert every["auto"][builds]["mean"] < every[rival][builds]["mean"], (builds, rival)
+    for style in synthetic_gpu.STYLES:
+        after = document["regret_percent"][style]["auto"]["16"]
+        assert after["median"] <= 1.0 and after["p95"] <= 5.0, style
 
 
 def recorded(pattern: str = "*") -> list[landscape.Landscape]:
@@ -176,8 +186,10 @@ def test_how_well_the_landscapes_were_measured() -> None:
 
 @pytest.mark.benchmark
 def test_recorded_landscapes() -> None:
-    """CPU targets, speeds as recorded."""
-    found = [one for one in recorded("cpu_*") if one.eligible]
+    """CPU targets, speeds as recorded; those measured well enough."""
+    found = [one for one in recorded("cpu_*") if one.eligible and _is_fit(one)]
+    if not found:
+        pytest.skip("no landscape of a CPU target was measured well enough to judge a search by")
     report(found, f"{len(found)} recorded landscapes of CPU targets", "search_recorded")
 
 
@@ -251,7 +263,7 @@ def test_200_knobs_of_which_few_matter() -> None:
         "share_found_within_builds": found,
     }
     (RESULTS / "search_wide.json").write_text(json.dumps(document, indent=1) + "\n")
-    assert found["0 of 5 harm"]["60"] >= 0.9
+    assert min(shares["60"] for shares in found.values()) >= 0.9
 
 
 def _found(harms: int) -> dict[str, float]:
@@ -259,6 +271,6 @@ def _found(harms: int) -> dict[str, float]:
     regrets = []
     for seed in range(RUNS):
         wide = synthetic.Wide(seed, harms)
-        regrets.append(replay.regrets(wide, replay.ours("auto")(wide.space, seed), 100))
+        regrets.append(replay.regrets(wide, replay.ours("auto")(wide.space, seed), 80))
     table = np.array(regrets)
-    return {str(n): float((table[:, n - 1] <= 0.01).mean()) for n in (20, 40, 60, 80, 100)}
+    return {str(n): float((table[:, n - 1] <= 0.01).mean()) for n in (20, 40, 60, 80)}
