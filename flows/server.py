@@ -75,8 +75,9 @@ class Line(httpx.BaseTransport):
         raise Lost(self.lost, request=request)
 
     def answers(self) -> bool:
-        """Whether the server is there."""
-        return not self.lost and self.client.api_healthcheck() is None
+        """Whether the server is there; what it answers is for Prefect to judge."""
+        self.client.api_healthcheck()
+        return not self.lost
 
     def _give_up(self, url: httpx.URL, error: httpx.TransportError) -> None:
         with self._telling:
@@ -84,9 +85,8 @@ class Line(httpx.BaseTransport):
                 return
             why = f"{type(error).__name__}: {error}"
             self.lost = f"Prefect's server at {url.host}:{url.port} gave no answer for {PATIENCE:g} s ({why})"
-        logging.raiseExceptions = (
-            False  # Prefect's own logging need not say the same of each line that is left
-        )
+        # Prefect's log handler would say the same of each batch of lines that it has left.
+        logging.raiseExceptions = False
         warnings.warn(f"{self.lost}; the work goes on without it", stacklevel=2)
 
 
@@ -101,7 +101,7 @@ def is_lost() -> bool:
 
 @contextmanager
 def patiently() -> Iterator[None]:
-    """Hold the line for the flows of the body. Where no server is named, Prefect starts one: it is guarded.
+    """Hold the line for the flows of the body. Where no server is named, Prefect starts one, guarded.
 
     Raises:
         RoutetuneError: there is no server to begin with.
