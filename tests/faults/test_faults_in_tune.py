@@ -63,6 +63,7 @@ def test_one_knob_aborts_one_hangs_one_makes_nan(
 def test_injected_ends_of_the_worker(
     write_target: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
 ) -> None:
+    """D25: a real SIGSEGV; D26: an exit without a result and an empty engine; D27: a SIGKILL."""
     faults = {
         "segfault": ("crashed", "SIGSEGV"),
         "exit": ("failed", "no result"),
