@@ -116,6 +116,7 @@ def test_names_and_working_directories_do_not_matter(
     monkeypatch: pytest.MonkeyPatch,
     folder: str,
 ) -> None:
+    """A2, A9."""
     target = write_target(doubling(), ["-enable_mem_pattern=[on|off]"])
     place = tmp_path / folder
     place.mkdir(parents=True)

@@ -180,6 +180,7 @@ def test_a_killed_run_goes_on_where_it_was(
 def test_a_store_full_of_damage_heals(
     small: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
 ) -> None:
+    """G47, through the command line: every file is emptied at once."""
     target = small(routes="-session.disable_prepacking=[0|1]")
     first = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
     for part in ("entries", "blobs", "records", "runs", "publications"):
