@@ -335,3 +335,15 @@ def test_examples_run_as_they_stand(text: str, digits: Publication, tmp_path: Pa
     assert process.returncode == 0, process.stderr
     wanted = "{'logits': (1, 10)}\n" if "load_current" in text else "-a=b" if "log" in text else "'failed'"
     assert wanted in process.stdout, process.stdout
+
+
+def test_every_case_of_the_list_has_its_tests_and_they_name_it() -> None:
+    listed = list(rows(ROOT / "tests/cases.md", "id"))
+    assert len(listed) == len({case for case, *_ in listed}) == 34
+    for case, report, _, tests in listed:
+        assert re.search(r"#\d+$", report), case
+        for one in tests.split(", "):
+            path, _, name = one.partition("::")
+            text = (ROOT / "tests" / path).read_text()
+            assert f"def {name}(" in text, f"{case}: there is no {one}"
+            assert re.search(rf"(\b|_){case}(\b|_)", text, re.IGNORECASE), f"{one} does not name {case}"

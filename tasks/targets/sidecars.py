@@ -110,8 +110,8 @@ def read_sidecar(tensor: TensorProto, model: Path) -> Sidecar:
     given = {entry.key: entry.value for entry in tensor.external_data}
     name, location = tensor.name or "(unnamed)", given.get("location", "")
     where = f"model {model}: tensor {name!r}"
-    file = _locate(location, model, where)
     offset, size = _count(given, "offset", where), raw_size(tensor, where)
+    file = _locate(location, model, where, size)
     if "length" in given and (length := _count(given, "length", where)) != size:
         raise BadInput(
             f"{where} of shape {list(tensor.dims)} needs {size} bytes of {file}, but the model says "
@@ -181,7 +181,7 @@ def _count(given: dict[str, str], key: str, where: str) -> int:
     return int(text)
 
 
-def _locate(location: str, model: Path, where: str) -> Path:
+def _locate(location: str, model: Path, where: str, size: int) -> Path:
     """The file that `location` names, by its own path: links are checked, not resolved."""
     parts = PurePosixPath(location).parts
     if not location or "\0" in location or location.startswith("/") or ".." in parts:
@@ -197,7 +197,9 @@ def _locate(location: str, model: Path, where: str) -> Path:
     if not found and file.is_symlink():
         raise BadInput(f"{where}: its external data file {file} is a broken link to {file.readlink()}")
     if not found:
-        raise BadInput(f"{where}: its external data file {file} is missing; copy it there")
+        raise BadInput(
+            f"{where} expects {size} bytes in its external data file {file}, which is missing; copy it there"
+        )
     if not file.is_file():
         raise BadInput(f"{where}: its external data file {file} is not a regular file")
     resolved = file.resolve()

@@ -30,6 +30,7 @@ from routetune.tasks.engines import steps as engine_steps
 from routetune.tasks.engines.onnxruntime.rules import graph, node
 from routetune.tasks.routes.route import Route
 from routetune.tasks.select import SPARE
+from routetune.tasks.timing import loaded_first
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts import steps
 from routetune.tasks.verdicts.duel import enough, log_ratios, quietest
@@ -93,11 +94,24 @@ class Work:
 
 
 def screen(
-    candidate: dict[str, Any], control: dict[str, Any], arrays: str, rounds: dict[str, Any]
+    candidate: dict[str, Any],
+    control: dict[str, Any],
+    arrays: str,
+    rounds: dict[str, Any],
+    first: str = "candidate",
 ) -> dict[str, Any]:
     """The worker's step `time`, as strict JSON would bring it back."""
     found: dict[str, Any] = steps.time(
-        "onnxruntime", candidate, candidate["path"], control, control["path"], "cpu", {}, arrays, rounds
+        "onnxruntime",
+        candidate,
+        candidate["path"],
+        control,
+        control["path"],
+        "cpu",
+        {},
+        arrays,
+        rounds,
+        first,
     )
     return found
 
@@ -116,7 +130,10 @@ def select(
     With `every` all engines are finalists, whatever the screening says.
     """
     start = time.perf_counter()
-    screened = {name: screen(engine, control, arrays, rounds) for name, engine in engines.items()}
+    screened = {
+        name: screen(engine, control, arrays, rounds, loaded_first(_route(name)))
+        for name, engine in engines.items()
+    }
     trials = [_trial(name, timing) for name, timing in screened.items()]
     final = [str(one.route) for one in finalists(trials, FIXED["finalists"], at_least=1 + min_gain)]
     final = list(engines) if every else final
@@ -127,11 +144,15 @@ def select(
     return Outcome(decision, screened, loads, final, time.perf_counter() - start)
 
 
+def _route(name: str) -> Route:
+    knob, value = name.split("=")
+    return Route(((knob, value),))
+
+
 def _trial(name: str, timing: dict[str, Any]) -> Trial:
     found = estimate_from(timing, CONFIDENCE)
-    knob, value = name.split("=")
     return Trial(
-        Route(((knob, value),)),
+        _route(name),
         accepted=True,
         speed=found.ratio,
         low=found.low,

@@ -70,6 +70,7 @@ def build(worker: Worker, model: Path, tmp_path: Path) -> Any:
 def test_each_end_is_named_and_the_next_step_runs(
     build: Any, fault: str, outcome: Outcome, reason: str
 ) -> None:
+    """D25, D26, D27."""
     with pytest.raises(StepFailed) as failed:
         build(fault)
     assert failed.value.outcome is outcome
@@ -78,6 +79,7 @@ def test_each_end_is_named_and_the_next_step_runs(
 
 
 def test_the_whole_group_is_gone_at_the_deadline(build: Any, worker: Worker, tmp_path: Path) -> None:
+    """D28: a build that ignores SIGTERM and has a grandchild that does, too."""
     build()
     started = time.monotonic()
     with pytest.raises(StepFailed) as failed:
@@ -129,6 +131,7 @@ def test_attempts_tell_a_flake_from_a_crash(build: Any, worker: Worker) -> None:
 
 
 def test_retries_of_a_killed_step_are_bounded(build: Any, worker: Worker) -> None:
+    """D27."""
     build()
     before = worker.started
     with pytest.raises(StepFailed) as killed:

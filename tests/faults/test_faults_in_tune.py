@@ -63,6 +63,7 @@ def test_one_knob_aborts_one_hangs_one_makes_nan(
 def test_injected_ends_of_the_worker(
     write_target: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
 ) -> None:
+    """D25: a real SIGSEGV; D26: an exit without a result and an empty engine; D27: a SIGKILL."""
     faults = {
         "segfault": ("crashed", "SIGSEGV"),
         "exit": ("failed", "no result"),
@@ -115,6 +116,7 @@ def test_names_and_working_directories_do_not_matter(
     monkeypatch: pytest.MonkeyPatch,
     folder: str,
 ) -> None:
+    """A2, A9."""
     target = write_target(doubling(), ["-enable_mem_pattern=[on|off]"])
     place = tmp_path / folder
     place.mkdir(parents=True)

@@ -210,13 +210,108 @@ def test_a_default_route_that_is_not_accurate_cannot_win(write: Callable[..., Pa
     assert manifest["route"] == "-graph_optimization_level=disabled -intra_op_num_threads=1"
 
 
-def test_a_truncated_sidecar_is_refused_at_intake(write: Callable[..., Path], store: Store) -> None:
-    """A4, seen from the flow: one error that names file and sizes, before anything is built."""
-    target = write(adding(sidecar="w.bin"))
-    (target.parent / "w.bin").write_bytes(bytes(100))
-    with pytest.raises(BadInput, match=r"tensor 'w' expects 16384 bytes .*w\.bin, but the file has 100"):
+def of(
+    node: str,
+    x: Any,
+    y: Any,
+    kind: int = TensorProto.FLOAT,
+    domain: str = "",
+    more: Any = (),
+    outputs: int = 1,
+    **constants: Any,
+) -> onnx.ModelProto:
+    """A model of one node, given as "Operator input ... -> y", from x and perhaps `more` to y."""
+    words, result = node.split(" -> ")
+    operator, *names = words.split()
+    graph = helper.make_graph(
+        [helper.make_node(operator, names, [result], domain=domain)],
+        "g",
+        [helper.make_tensor_value_info("x", kind, x), *more],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT if operator == "Gather" else kind, y)]
+        * outputs,
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+SECOND = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["m"])
+TABLE = np.arange(4, dtype=np.float32).reshape(2, 2)
+ONE = '[shapes]\nx = { min = "1", opt = "2", max = "4" }\n'
+OWN = '[reference]\ninputs = "own.npz"\n'
+#: id of the case: model, more of the target file, the user's own x, and what is told.
+REFUSED: dict[str, tuple[onnx.ModelProto, str, Any, str]] = {
+    "A4 truncated": (adding(sidecar="100.bin"), "", None, r"'w' expects 16384 bytes .*100\.bin, .* has 100"),
+    "A4 deleted": (
+        adding(sidecar="gone.bin"),
+        "",
+        None,
+        r"'w' expects 16384 bytes .*gone\.bin, which is missing",
+    ),
+    "B11": (
+        of("Reshape x s -> y", ["n", 3, "h"], [None, 16], s=[-1, 16]),
+        "",
+        None,
+        r"input 'x', whose dimensions 0 \('n'\), 2 \('h'\) can vary",
+    ),
+    "B12": (
+        of("Gather t x -> y", [3], [3, 2], TensorProto.INT64, t=TABLE),
+        OWN,
+        np.array([0, 5, 1]),
+        r"invalid input for x: 5 is outside \[0, 2\) in .*own\.npz",
+    ),
+    "B14": (of("Relu x -> y", [2], [2], outputs=2), "", None, "several outputs of the name 'y'"),
+    "B17": (of("Identity x -> y", [2], [2], TensorProto.STRING), "", None, "input 'x' is of type string"),
+    "D29": (
+        of("MyOp x -> y", [2], [2], domain="acme"),
+        "",
+        None,
+        "operator 'MyOp' of domain 'acme' is unknown",
+    ),
+    "D30 no profile": (
+        of("Add x z -> y", ["n"], [None], more=[SECOND]),
+        ONE,
+        None,
+        r"input 'z', whose dimension 0 \('m'\) can vary",
+    ),
+    "D30 above max": (
+        of("Relu x -> y", ["n"], ["n"]),
+        ONE + OWN,
+        np.ones(5, np.float32),
+        r"'x': dimension 0 \('n'\) is 5, above the profile's max 4",
+    ),
+}
+TWENTY = (
+    f"{PATTERN} -enable_mem_reuse=[on|off] -graph_optimization_level=[disabled|basic|extended|layout|all]"
+)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_route_can_mend_is_one_error_before_any_build(
+    write: Callable[..., Path], store: Store, case: str
+) -> None:
+    """Seen from the flow, with twenty routes: never "route failed" twenty times."""
+    model, more, own, told = REFUSED[case]
+    target = write(model, routes=TWENTY)
+    target.write_text(target.read_text() + more)
+    (target.parent / "100.bin").write_bytes(bytes(100))
+    if own is not None:
+        np.savez(target.parent / "own.npz", x=own)
+    with pytest.raises(BadInput, match=told):
         tune(target, store)
-    assert not list(store.entries) and not store.runs.list()
+    assert not list(store.entries) and store.records.read().num_rows == 0
+
+
+def test_a_type_beyond_numpy_and_a_table_of_one_row_are_tuned(
+    write: Callable[..., Path], store: Store
+) -> None:
+    """B18: bfloat16 from end to end; B12: drawn ids keep to the only row."""
+    model = of("Identity x -> y", [2], [2], TensorProto.BFLOAT16, t=TABLE[:1])
+    model.graph.node.append(helper.make_node("Gather", ["t", "i"], ["row"]))
+    model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [3]))
+    model.graph.output.append(helper.make_tensor_value_info("row", TensorProto.FLOAT, [3, 2]))
+    _, trials = tune(write(model), store)
+    assert [(trial.accepted, trial.loss) for trial in trials.values()] == [(True, 0.0)] * 2
 
 
 def heavy() -> onnx.ModelProto:

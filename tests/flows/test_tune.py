@@ -147,6 +147,7 @@ def test_an_impossible_tolerance_ends_with_4_and_publishes_nothing(
 def test_a_killed_run_goes_on_where_it_was(
     small: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
 ) -> None:
+    """H52: what was finished is neither built nor measured again, the best of it included."""
     target = small(
         routes="-graph_optimization_level=[disabled|basic|extended|all] -session.disable_prepacking=[0|1] "
         "-enable_mem_pattern=[on|off]",
@@ -162,7 +163,7 @@ def test_a_killed_run_goes_on_where_it_was(
             assert run.poll() is None, "the run ended before it could be killed"
             time.sleep(0.05)
         os.kill(run.pid, signal.SIGKILL)
-    before = finished(store_folder)
+    before, measured = finished(store_folder), speeds(store_folder)
     assert 3 <= len(before) < 16
     second = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
     assert second["counts"]["trials"] == 16
@@ -170,11 +171,16 @@ def test_a_killed_run_goes_on_where_it_was(
     after = finished(store_folder)
     assert len(after) == len(set(after)) == 16, "each finished trial stands in the record once"
     assert len({run for run, _ in after}) == 1
+    told = {trial["route"]: trial["speed"] for trial in second["trials"]}
+    assert len(measured) >= 3
+    assert {route: told[route] for route in measured} == measured
+    assert {route: speeds(store_folder)[route] for route in measured} == measured
 
 
 def test_a_store_full_of_damage_heals(
     small: Callable[..., Path], routetune: Any, prefect_url: str, store_folder: Path
 ) -> None:
+    """G47, through the command line: every file is emptied at once."""
     target = small(routes="-session.disable_prepacking=[0|1]")
     first = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
     for part in ("entries", "blobs", "records", "runs", "publications"):
@@ -202,6 +208,11 @@ def finished(store_folder: Path) -> list[tuple[str, str]]:
         return []
     table = open_store(store_folder).records.read()
     return list(zip(table["run"].to_pylist(), table["route"].to_pylist(), strict=True))
+
+
+def speeds(store_folder: Path) -> dict[str, float]:
+    table = open_store(store_folder).records.read(columns=["route", "speed"])
+    return dict(zip(table["route"].to_pylist(), table["speed"].to_pylist(), strict=True))
 
 
 @pytest.mark.parametrize(

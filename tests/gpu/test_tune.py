@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
 
 from conftest import Command
@@ -38,6 +42,37 @@ seconds = 0.4
 finalists = 3
 loads = 6
 """
+
+
+SLOW = """
+schema = 1
+name = "depthwise"
+model = "depthwise.onnx"
+backend = "onnxruntime"
+[accuracy]
+tolerance = "inf"
+[search]
+routes = ["-cudnn_conv_algo_search=[EXHAUSTIVE|HEURISTIC|DEFAULT]"]
+algorithm = "full"
+[timing]
+seconds = 2.0
+width = 0.0001
+loads = 6
+finalists = 3
+"""
+
+
+def depthwise(channels: int = 384, layers: int = 6) -> onnx.ModelProto:
+    """Convolutions channel by channel, eight images, as in EfficientNet."""
+    weight = np.random.default_rng(0).standard_normal((channels, 1, 5, 5)).astype(np.float32) / 5
+    names = ["x", *(f"h{at}" for at in range(1, layers)), "y"]
+    nodes = [
+        helper.make_node("Conv", [before, "w"], [after], group=channels, pads=[2, 2, 2, 2])
+        for before, after in pairwise(names)
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, channels, 28, 28]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 @pytest.fixture
@@ -91,3 +126,18 @@ def test_a_tolerance_that_forbids_tf32_excludes_the_default(say: Say, target: Pa
     eligible = within(answer, 1e-4)
     assert eligible and all("-use_tf32=0" in route for route in eligible)
     assert "-use_tf32=0" in answer["route"]
+
+
+def test_a_hopeless_route_is_abandoned_early(say: Say, tmp_path: Path) -> None:
+    """cuDNN's DEFAULT search was seen to make EfficientNet 160 times slower."""
+    onnx.save(depthwise(), tmp_path / "depthwise.onnx")
+    (tmp_path / "slow.toml").write_text(SLOW)
+    answer = say("tune", tmp_path / "slow.toml")
+    trials = {trial["route"]: trial for trial in answer["trials"]}
+    slow = trials["-cudnn_conv_algo_search=DEFAULT"]
+    if slow["speed"] > 0.3:
+        pytest.skip(f"DEFAULT has {slow['speed']:.2f}x the speed here: nothing is hopeless")
+    assert slow["abandoned"] and answer["route"] != slow["route"]
+    # The others are measured for all of their two seconds, since nothing is as narrow as they are told.
+    heuristic = trials["-cudnn_conv_algo_search=HEURISTIC"]
+    assert heuristic["abandoned"] or slow["seconds"]["timing"] < heuristic["seconds"]["timing"]

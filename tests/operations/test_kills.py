@@ -36,6 +36,7 @@ def reached(site: Site, run: str, seconds: float, *states: str) -> dict[str, Any
 
 @pytest.mark.slow
 def test_a_killed_worker(site: Site, figures: dict[str, Any]) -> None:
+    """H54: a worker that runs one flow at a time is killed in it, and another one starts."""
     site.machine.write_target(site.targets / "killed.toml", routes=ROUTES)
     site.run("prefect", "--no-prompt", "automation", "create", "--from-file", automations(site.folder))
     pool = site.deploy()

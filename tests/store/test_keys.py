@@ -75,6 +75,7 @@ def package(tmp_path, monkeypatch):
     ],
 )
 def test_a_change_of_a_helper_or_constant_moves_the_digest(package, path, old, new):
+    """G44."""
     before = package()
     assert package() == before
     assert package(path, old, new) != before
@@ -165,6 +166,7 @@ class Hidden(str):
     ],
 )
 def test_a_part_that_is_not_plain_json_is_refused_by_name(value, what):
+    """G45: two values whose pickling raises are refused both, and neither gets the other's result."""
     with pytest.raises(BadInput, match=rf"key of stage 'accuracy': part atol.*{what}|{what}"):
         stage_key("accuracy", code="0" * 64, engine="e", atol=value)
 

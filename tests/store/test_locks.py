@@ -55,6 +55,7 @@ def held():
 
 
 def test_a_killed_holder_frees_the_lock_at_once(tmp_path, held):
+    """G51."""
     process = held(tmp_path, DIGEST)
     with (
         pytest.raises(locks.Busy, match=rf"process {process.pid} \(building, since 20.*Z\) holds"),

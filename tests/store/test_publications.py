@@ -127,6 +127,7 @@ def test_manifests_that_no_loader_could_use_are_refused(store, given, message):
 
 
 def test_an_edited_version_and_a_corrupted_engine_are_both_named(store):
+    """H56."""
     publish(store, FIRST)
     second = publish(store, SECOND)
     change(second.engine.with_name("manifest.json"), b'"1.32.0"', b'"1.31.0"')

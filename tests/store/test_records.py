@@ -208,6 +208,7 @@ def test_wrong_rows_are_refused_and_nothing_is_written(store, change, message):
 
 
 def test_a_kill_during_the_record_write_leaves_the_earlier_rows(store, killed_at_every_step):
+    """H53."""
     store.records.append(rows(OTHER, 1, 2))
     store.records.append(rows(RUN, 1))
     code = f"""
@@ -326,6 +327,7 @@ for number in range(10):
 
 
 def test_eight_processes_append_and_compact_at_once_without_lost_or_mixed_rows(store):
+    """G51."""
     command = [sys.executable, "-W", "error::UserWarning", "-c", APPENDER, str(store.root)]
     runs = [RUN] * 4 + [f"20261130T02450{number}Z-0000000{number}" for number in range(4)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

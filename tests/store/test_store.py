@@ -156,6 +156,7 @@ def kept(root):
 
 @pytest.mark.parametrize("damage", ["truncated", "deleted"])
 def test_every_file_in_turn_is_truncated_or_deleted_and_the_store_heals(tmp_path, damage):
+    """G47."""
     work = Work(tmp_path / "store")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -166,7 +166,7 @@ def test_a_claimed_digest_is_not_mistaken_for_one(tmp_path: Path, make: SimpleNa
 
 
 def test_a_missing_sidecar_is_an_error_and_no_digest(tmp_path: Path, make: SimpleNamespace) -> None:
-    with pytest.raises(BadInput, match=r"w\.bin is missing"):
+    with pytest.raises(BadInput, match=r"w\.bin, which is missing"):
         digest(make.add_with_sidecar("w.bin"), tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from routetune.tasks.arrays import save_arrays
 from routetune.tasks.engines import reference
 from routetune.tasks.engines.base import BuildOrder
 from routetune.tasks.engines.onnxruntime.backend import OnnxRuntime
+from routetune.tasks.verdicts.accuracy import is_finite, judge
 from routetune.tasks.verdicts.checks import check, try_metric
 from routetune.tasks.verdicts.metrics import MetricError
 
@@ -57,6 +59,63 @@ def run(tmp_path: Path) -> Check:
         return check("onnxruntime", fields, str(engine.path), "cpu", {}, sets, COMPARING)
 
     return call
+
+
+def giving(*outputs: str, of: str = "Relu") -> onnx.ModelProto:
+    """x[n] to these outputs, each with the same values; of int64 where the name says so."""
+    names = [name.removesuffix(" as int64") for name in outputs]
+    kinds = [TensorProto.INT64 if name.endswith("int64") else TensorProto.FLOAT for name in outputs]
+    nodes = [helper.make_node(of, ["x"], ["r"])]
+    nodes += [
+        helper.make_node("Cast", ["r"], [name], to=kind) for name, kind in zip(names, kinds, strict=True)
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    found = [
+        helper.make_tensor_value_info(name, kind, ["n"]) for name, kind in zip(names, kinds, strict=True)
+    ]
+    graph = helper.make_graph(nodes, "g", [x], found)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("found", "named", "told"),
+    [
+        (giving("a"), "b", "missing"),
+        (giving("a", "c"), "b", "'c'"),
+        (giving("a", "b", "c"), "c", "not an output"),
+        (giving("a", "b as int64"), "b", "int64"),
+    ],
+    ids=["missing", "renamed", "extra", "int64"],
+)
+def test_e32_engines_with_other_outputs_fail_whatever_the_tolerance(
+    run: Check, found: onnx.ModelProto, named: str, told: str
+) -> None:
+    report = run(giving("a", "b"), found, [1, 2, 3], [4, 5, 6])
+    for tolerance in (0.0, 1e9, math.inf):
+        judged = judge(report, "lInf", tolerance)
+        assert not judged.accepted and judged.output == named and told in judged.reason
+    assert not is_finite(report)
+
+
+def test_e32_outputs_are_told_apart_by_name_and_not_by_place(run: Check) -> None:
+    assert judge(run(giving("a", "b"), giving("b", "a"), [1, 2, 3]), "lInf", 0.0).accepted
+
+
+@pytest.mark.parametrize(
+    ("reference_of", "blame", "told"),
+    [
+        ("Relu", "candidate", "at [1] (reference 0, candidate nan)"),
+        ("Sqrt", "reference", "the reference is at fault"),
+    ],
+)
+def test_e33_who_is_to_blame_for_what_is_not_a_number(
+    run: Check, reference_of: str, blame: str, told: str
+) -> None:
+    """A root of -1 in the candidate alone, and in both at the same place."""
+    report = run(giving("y", of=reference_of), giving("y", of="Sqrt"), [1, -1, 4])
+    judged = judge(report, "lInf", 1e9)
+    assert not judged.accepted and judged.blame == blame
+    assert told in judged.reason and "[1]" in judged.reason
 
 
 def stuck(report: list[dict[str, Any]]) -> list[Any]:
