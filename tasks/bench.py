@@ -7,7 +7,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -291,17 +291,30 @@ def open_bench(
         subject = amend(subject) if amend else subject
         bound_to = subject.bound_to | ({"purpose": purpose} if purpose else {})
         run = stack.enter_context(store.runs.open(subject.target.name, bound_to))
-        folder = store.root / "scratch" / run.id
-        folder.mkdir(parents=True, exist_ok=True)
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        _remove_leftovers(folder)
-        if ray is None:
-            fleet = stack.enter_context(fleet_of(subject.devices, folder))
-        else:
-            from routetune.tasks.cluster import cluster_fleet
-
-            fleet = stack.enter_context(cluster_fleet(subject, store.root, folder, ray, patience))
+        folder = stack.enter_context(_scratch(store.root / "scratch" / run.id))
+        fleet = stack.enter_context(_fleet(subject, store, folder, ray, patience))
         yield Bench(subject, store, run, knobs_of(subject), fleet, folder, refresh)
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """The folder of a run, deleted at its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _remove_leftovers(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fleet(
+    subject: Subject, store: Store, folder: Path, ray: int | None, patience: float | None
+) -> AbstractContextManager[Fleet]:
+    if ray is None:
+        return fleet_of(subject.devices, folder)
+    from routetune.tasks.cluster import cluster_fleet
+
+    return cluster_fleet(subject, store.root, folder, ray, patience)
 
 
 def _refuse_unknown(subject: Subject) -> None:

@@ -5,6 +5,7 @@ Ray carries the calls, and pickles them on its way; what it brings is plain JSON
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
@@ -33,6 +34,8 @@ from routetune.tasks.trial import Outcome
 
 #: A step's answer may come so much later than its own deadline before its node counts as hung.
 GRACE = 60.0
+#: A network that carries fewer bytes a second than this counts as hung, too.
+SLOWEST = 5e6
 #: How often a waiting thread looks whether the run is over, seconds.
 _LOOK = 0.2
 
@@ -130,7 +133,9 @@ class RayWorker:
         except errors.RayError as gone:
             self.close()
             why = str(gone).partition("\n")[0]
-            raise StepFailed(Outcome.KILLED, f"the worker on {self.device} is gone ({why})") from None
+            raise StepFailed(
+                Outcome.KILLED, f"the worker on {self.device} failed or is gone: {why}"
+            ) from None
         if log is not None and answer["log"]:
             with log.open("ab") as file:
                 file.write(answer["log"])
@@ -147,6 +152,7 @@ class RayWorker:
         self._stop()
         if self._actor is not None:
             return
+        told: dict[str, Any] = {}
         try:
             self._actor, told = self.cluster.start(self.patience, self._stop)
             self._there = told["folder"]
@@ -199,10 +205,12 @@ class RayWorker:
         return answer
 
     def _put(self, place: str, path: Path) -> None:
-        self._get(self._actor.put.remote(place, hash_file(path), path.read_bytes()))
+        content = path.read_bytes()
+        sent = self._actor.put.remote(place, hashlib.sha256(content).hexdigest(), content)
+        self._get(sent, len(content) / SLOWEST)
 
-    def _get(self, reference: Any) -> Any:
-        return self.cluster.get(reference, GRACE, self._stop)
+    def _get(self, reference: Any, more: float = 0.0) -> Any:
+        return self.cluster.get(reference, GRACE + more, self._stop)
 
     def _stop(self) -> None:
         if self._cancelled:
@@ -227,14 +235,11 @@ def cluster_fleet(
         BusyDevice: there is no room for any.
     """
     cluster = _cluster(subject, Luggage(subject, store, folder))
-    workers: list[RayWorker] = []
-    members: list[Member] = []
     seconds = START_SECONDS if patience is None else min(patience, START_SECONDS)
-    for number in range(count):
-        worker = RayWorker(cluster, patience=seconds)
-        members.append(Member(worker.device, number, Attempts(worker)))
-        worker.tell = partial(setattr, members[-1], "device")
-        workers.append(worker)
+    workers = [RayWorker(cluster, patience=seconds) for _ in range(count)]
+    members = [Member(worker.device, at, Attempts(worker)) for at, worker in enumerate(workers)]
+    for worker, member in zip(workers, members, strict=True):
+        worker.tell = partial(setattr, member, "device")
     try:
         refused = _begin(workers)
         if len(refused) == count:
