@@ -235,7 +235,7 @@ class Switches:
             warnings.warn(
                 f"generation {pointer.current.generation} of {place.parent.name} was published while "
                 f"{self.mirror.remote.url} could not be reached, and another host was first: it is not "
-                "published there, and what is there counts. Tune again, and both meet; nothing is built for that",
+                "published there, and what is there counts. Tune again: both meet, and nothing is built",
                 StoreWarning,
                 stacklevel=4,
             )
