@@ -93,7 +93,7 @@ class Entries:
         with using(self.root):
             for digest in blobs:
                 self.blobs.mark(digest)
-            if self.mirror is not None and share:
+            if self.mirror is not None and share and not anew:
                 self.mirror.note(path)
             write_atomically(path, raw)
         theirs = self.share(path, anew) if share else None
@@ -104,15 +104,19 @@ class Entries:
 
         Args:
             path: the entry's file.
-            anew: leave ours as it is all the same.
+            anew: leave ours as it is all the same; then it is offered only this once.
         """
         entry = self._read(path, None) if self.mirror is not None else None
         if self.mirror is None or entry is None:
             return None
-        if not all(self.mirror.offer_blob(self.blobs.path(digest)) for digest in entry.blobs):
+        if all(self.mirror.offer_blob(self.blobs.path(digest)) for digest in entry.blobs):
+            ours = self.mirror.offer(path)
+        else:
+            ours = True
             self.mirror.note(path)
-            return None
-        if self.mirror.offer(path) or anew:
+        if anew:
+            self.mirror.settle(path)
+        if ours or anew:
             return None
         theirs = self._fetched(path, None)
         if theirs is None:

@@ -234,8 +234,8 @@ class Switches:
         if pointer and pointer.current and pointer.current not in (theirs or Pointer(None)).newest_first:
             warnings.warn(
                 f"generation {pointer.current.generation} of {place.parent.name} was published while "
-                f"{self.mirror.remote.url} could not be reached, and another host has published since: "
-                "theirs counts. Tune again, and ours meets it; nothing is built for that",
+                f"{self.mirror.remote.url} could not be reached, and another host was first: it is not "
+                "published there, and what is there counts. Tune again: both meet, and nothing is built",
                 StoreWarning,
                 stacklevel=4,
             )

@@ -46,7 +46,9 @@ def test_a_blob_and_an_entry_damaged_in_the_mirror_are_fetched_again(site: Site)
     assert other.blobs.verified(entry.blobs[0]).read_bytes() == FIRST
 
 
-def test_what_is_made_anew_on_purpose_stays_on_its_host_and_changes_nothing_for_others(site: Site) -> None:
+def test_what_is_made_anew_on_purpose_stays_on_its_host_and_changes_nothing_for_others(
+    site: Site, bucket_server: Server
+) -> None:
     site.open("one").entries.put(KEY, {"engine": "first"})
     other = site.open("other")
     assert other.entries.put(KEY, {"engine": "second"}, anew=True).value == {"engine": "second"}
@@ -54,6 +56,12 @@ def test_what_is_made_anew_on_purpose_stays_on_its_host_and_changes_nothing_for_
     assert found is not None and found.value == {"engine": "second"}
     found = site.open("third").entries.get(KEY)
     assert found is not None and found.value == {"engine": "first"}
+    site.go_away()
+    with pytest.warns(StoreWarning, match="going on with"):
+        site.open("other").entries.put(KEY, {"engine": "third"}, anew=True)
+    site.come_back(bucket_server)
+    found = site.open("other").entries.get(KEY)
+    assert found is not None and found.value == {"engine": "third"}
 
 
 def test_a_death_that_may_yet_be_the_machines_doing_is_told_to_nobody_until_it_is_shared(site: Site) -> None:

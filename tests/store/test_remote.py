@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def bucket(bucket_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name, value in bucket_server.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return f"s3://{bucket_server.bucket(f'b{abs(hash(tmp_path)) % 10**9}').name}/team"
+    return f"s3://{bucket_server.bucket(f'bucket-{os.urandom(4).hex()}').name}/team"
 
 
 class Faulty(BaseHTTPRequestHandler):

@@ -6,23 +6,29 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from routetune.tasks.errors import RoutetuneError
-from routetune.tasks.store import mirror, open_store
+from routetune.tasks.store import Store, draft, mirror, open_store
 from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.loader import load_current
 from routetune.tasks.store.signing import open_signer
 
 from tests.buckets import ENVIRONMENT, FIRST, SECOND, THIRD, Server, Site, history, manifest, publish
 
+Act = Callable[[Store], object]
+
 
 def test_a_publication_made_meanwhile_on_another_host_is_followed_and_none_is_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with in_between(site, monkeypatch), pytest.warns(StoreWarning, match="by another host meanwhile"):
+    acts = [partial(publish, data=data) for data in (SECOND, THIRD)]
+    with in_between(site, monkeypatch, *acts), pytest.warns(StoreWarning, match="by another host meanwhile"):
         assert publish(site.open("one"), FIRST) == 3
     third = site.open("third")
     assert history(third) == [3, 2, 1]
@@ -33,41 +39,85 @@ def test_a_publication_made_meanwhile_on_another_host_is_followed_and_none_is_lo
 def test_a_publication_gives_way_to_the_same_of_another_host_and_leaves_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with in_between(site, monkeypatch):
+    acts = [partial(publish, data=data) for data in (SECOND, THIRD)]
+    with in_between(site, monkeypatch, *acts), pytest.warns(UserWarning) as told:
         one = site.open("one")
-        with pytest.warns(UserWarning, match="it stays"):
-            assert publish(one, FIRST, yields=lambda theirs: theirs.reference.generation == 2) == 2
+        assert publish(one, FIRST, yields=lambda theirs: theirs.reference.generation == 2) == 2
+    assert "it stays" in str(told[-1].message)
     assert history(site.open("one")) == [2, 1]
     assert load_current(site.url, "digits").path.read_bytes() == THIRD
-    numbers = {name.split("/")[4] for name in site.files("publications/**/*") if "generations" in name}
-    assert numbers == {"000001", "000002"}
+    assert generations(site) == {1, 2}
 
 
-class in_between:  # reads as a word of the tests
-    """Another host publishes twice, once each time that the first one is just about to switch."""
+def test_of_a_rollback_and_a_publication_at_once_neither_is_lost_and_no_generation_is_left_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(site.open("one"), FIRST)
+    publish(site.open("one"), SECOND)
+    back: Act = lambda store: store.publications.rollback("digits", ENVIRONMENT)  # noqa: E731
+    with in_between(site, monkeypatch, back), pytest.warns(StoreWarning, match="by another host meanwhile"):
+        assert publish(site.open("one"), THIRD, keep=2) == 3
+    third = site.open("third")
+    assert history(third) == [3, 1] and third.publications.verify("digits", ENVIRONMENT) == []
+    assert load_current(site.url, "digits").path.read_bytes() == THIRD
+    assert generations(site) == {1, 3}
+    assert third.publications.rollback("digits", ENVIRONMENT).engine.read_bytes() == FIRST
 
-    def __init__(self, site: Site, patch: pytest.MonkeyPatch) -> None:
-        from routetune.tasks.store import draft
 
-        self.site, self.patch, self.draft, self.data = site, patch, draft, [SECOND, THIRD]
+def generations(site: Site) -> set[int]:
+    return {int(name.split("/")[4]) for name in site.files("publications/**/*") if "/generations/" in name}
 
-    def __enter__(self) -> None:
-        *before, switch = self.draft.STEPS
 
-        def outrun(made: Any) -> None:
-            if self.data:
-                data, cache = self.data.pop(0), os.environ["XDG_CACHE_HOME"]
-                known = dict(mirror._known)
-                self.patch.setattr(self.draft, "STEPS", (*before, switch))
-                publish(self.site.open("other"), data)
-                self.patch.setattr(self.draft, "STEPS", (*before, outrun, switch))
-                self.patch.setenv("XDG_CACHE_HOME", cache)
-                mirror._known.update(known)
+def claim(site: Site, number: int) -> None:
+    """As a writer does that was killed right after it claimed a number."""
+    manifest = site.bucket / f"publications/digits/{ENVIRONMENT}/generations/{number:06d}/manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(b"{}")
 
-        self.patch.setattr(self.draft, "STEPS", (*before, outrun, switch))
 
-    def __exit__(self, *_: object) -> None:
-        assert self.data in ([], [THIRD])
+def test_a_number_that_a_killed_writer_claimed_is_passed_over(site: Site) -> None:
+    claim(site, 1)
+    assert publish(site.open("one"), FIRST) == 2
+    claim(site, 3)
+    assert publish(site.open("other"), SECOND) == 4
+    assert history(site.open("third")) == [4, 2]
+    assert publish(site.open("third"), THIRD, keep=1) == 5
+    assert generations(site) == {4, 5}
+
+
+def test_what_was_published_away_under_a_number_that_is_taken_is_published_anew(
+    site: Site, bucket_server: Server
+) -> None:
+    site.go_away()
+    with pytest.warns(StoreWarning, match="going on with"):
+        assert publish(site.open("one"), FIRST) == 1
+    claim(site, 1)
+    site.come_back(bucket_server)
+    with pytest.warns(StoreWarning, match="Tune again"):
+        one = site.open("one")
+    assert history(one) == [] and history(site.open("other")) == []
+    assert publish(site.open("one"), FIRST) == 2
+    assert history(site.open("other")) == [2]
+
+
+@contextmanager
+def in_between(site: Site, patch: pytest.MonkeyPatch, *acts: Act) -> Iterator[None]:
+    """Another host acts each time that a publication is just about to switch; all of it has been done."""
+    *before, switch = draft.STEPS
+    left = list(acts)
+
+    def act(_: draft.Draft) -> None:
+        if left:
+            cache, known = os.environ["XDG_CACHE_HOME"], dict(mirror._known)
+            patch.setattr(draft, "STEPS", (*before, switch))
+            left.pop(0)(site.open("other"))
+            patch.setattr(draft, "STEPS", (*before, act, switch))
+            patch.setenv("XDG_CACHE_HOME", cache)
+            mirror._known.update(known)
+
+    patch.setattr(draft, "STEPS", (*before, act, switch))
+    yield
+    assert not left
 
 
 def test_what_was_published_away_from_the_bucket_gives_way_to_what_came_first(
@@ -80,7 +130,7 @@ def test_what_was_published_away_from_the_bucket_gives_way_to_what_came_first(
         assert load_current(site.url, "digits").path.read_bytes() == SECOND
     site.come_back(bucket_server)
     assert publish(site.open("other"), THIRD) == 2
-    with pytest.warns(StoreWarning, match="theirs counts. Tune again"):
+    with pytest.warns(StoreWarning, match="what is there counts"):
         one = site.open("one")
     assert load_current(site.url, "digits").path.read_bytes() == THIRD
     assert history(one) == [2, 1] and one.publications.verify("digits", ENVIRONMENT) == []
