@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Draws of the kernel's parameters, and Metropolis steps that each of them takes for FEW trials; with more
 #: trials each step costs more, so there are fewer.
 DRAWS = 24
-STEPS = 80
+STEPS = 60
 FEW = 20
 FEWEST_STEPS = 12
 #: Priors, each log-normal. The unit is a log speed, since speeds are ratios to the default route's.
@@ -129,10 +129,16 @@ class Surrogate:
 
     def _posterior(self, draws: Array) -> Array:
         """Log of likelihood times prior of each draw, up to a constant."""
-        lower = np.linalg.cholesky(self._covariance(draws))
-        values = np.broadcast_to(self._values[:, None], (len(draws), len(self._values), 1))
-        solved = np.linalg.solve(lower, values)[..., 0]
-        size = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+        count = len(self._values)
+        # With the values as one more row, its factor holds the solution too. The corner only has to be large
+        # enough: no covariance is smaller than the floor.
+        whole = np.empty((len(draws), count + 1, count + 1))
+        whole[:, :count, :count] = self._covariance(draws)
+        whole[:, count, :count] = whole[:, :count, count] = self._values
+        whole[:, count, count] = 1 + (self._values**2).sum() / FLOOR**2
+        lower = np.linalg.cholesky(whole)
+        solved = lower[:, count, :count]
+        size = np.log(np.diagonal(lower, axis1=1, axis2=2)[:, :count]).sum(axis=1)
         return np.asarray(-0.5 * (solved**2).sum(axis=1) - size + self._prior(draws))
 
     def _covariance(self, draws: Array) -> Array:
