@@ -11,7 +11,6 @@ import onnx
 import pytest
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import open_bench
-from routetune.tasks.engines.base import BuildOrder, open_backend
 from routetune.tasks.reference import make_references
 from routetune.tasks.reproduce import comparison, duel_again, recall
 from routetune.tasks.status import freshness
@@ -19,15 +18,15 @@ from routetune.tasks.store import Store, open_store
 from routetune.tasks.subject import open_subject
 from routetune.tasks.targets.inputs import input_sets
 
-from tests.flows.test_challenge import FAST, TARGET, denormal, tune
+from tests.flows.test_challenge import FAST, TARGET, built, rounding, tune
 
-ROUTE = {"-session.set_denormal_as_zero": "1"}
+ROUTE = {"-session.enable_quant_qdq_cleanup": "1"}
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    onnx.save(denormal(), tmp_path / "denormal.onnx")
-    path = tmp_path / "denormal.toml"
+    onnx.save(rounding(), tmp_path / "rounding.onnx")
+    path = tmp_path / "rounding.toml"
     path.write_text(TARGET.format(routes=FAST, tolerance=1e-3))
     return path
 
@@ -45,10 +44,8 @@ def claim(target: Path, store: Store) -> Claim:
     """Publish an engine with a speed that somebody claims for it."""
 
     def call(route: dict[str, str], ratio: float, model: onnx.ModelProto | None = None) -> None:
-        subject, place = open_subject(target), target.parent
-        onnx.save(model or denormal(), place / "built.onnx")
-        order = BuildOrder(place / "built.onnx", route, place / "engine.onnx")
-        engine = open_backend("onnxruntime").build(order)
+        subject = open_subject(target)
+        engine = built(target.parent, route, model)
         manifest = {
             "bound_to": subject.bound_to,
             "backend": "onnxruntime",
@@ -61,7 +58,7 @@ def claim(target: Path, store: Store) -> Claim:
             "speed": {"ratio": ratio, "low": 0.95 * ratio, "high": 1.05 * ratio, "loads": 8},
         }
         digest = store.blobs.put_file(engine.path)
-        store.publications.publish("denormal", subject.key, digest, manifest)
+        store.publications.publish("rounding", subject.key, digest, manifest)
 
     return call
 
@@ -86,7 +83,7 @@ def test_a_true_claim_holds_and_nothing_is_published(target: Path, store: Store)
     assert found["speed"]["old"] == first.manifest["speed"]
     assert found["speed"]["new"]["low"] > 1.3 and found["speed"]["new"]["loads"] >= 3
     assert found["accuracy"]["new"]["loss"] == found["accuracy"]["old"]["loss"]
-    assert store.publications.current("denormal", first.manifest["environment_key"]) == first
+    assert store.publications.current("rounding", first.manifest["environment_key"]) == first
     assert freshness(target, store).state == "fresh"
 
 
@@ -112,7 +109,7 @@ def test_claims_of_speed(
 def test_an_engine_that_computes_something_else_and_the_command_line(
     target: Path, store: Store, claim: Claim, routetune: Any, prefect_url: str
 ) -> None:
-    other = denormal()
+    other = rounding()
     other.graph.node[-1].op_type = "Sub"
     claim(ROUTE, 4.0, other)
     process = routetune("reproduce", target, "--json", PREFECT_API_URL=prefect_url)
