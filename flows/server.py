@@ -23,7 +23,7 @@ from threading import Lock
 from typing import Any
 
 import httpx
-from prefect import Flow
+from prefect import Flow, State
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import SyncClientContext
 from prefect.settings import PREFECT_API_URL
@@ -141,7 +141,9 @@ def run_through(flow: Flow[..., Any], *arguments: Any, **keywords: Any) -> Any:
         except Exception as error:
             if not line.lost:
                 _explain(error, outcomes)
-    return outcomes[-1].result() if outcomes else flow.fn(*arguments, **keywords)
+    if not outcomes:
+        heard.fn(*arguments, **keywords)
+    return outcomes[-1].result()
 
 
 def _overheard(flow: Flow[..., Any]) -> tuple[Flow[..., Any], list[Future[Any]]]:
@@ -152,11 +154,17 @@ def _overheard(flow: Flow[..., Any]) -> tuple[Flow[..., Any], list[Future[Any]]]
     def body(*arguments: Any, **keywords: Any) -> Any:
         outcome: Future[Any] = Future()
         try:
-            outcome.set_result(flow.fn(*arguments, **keywords))
+            value = flow.fn(*arguments, **keywords)
+            if isinstance(value, State) and isinstance(value.data, BaseException):
+                outcome.set_exception(value.data)
+            else:
+                outcome.set_result(value)
         except BaseException as error:
             outcome.set_exception(error)
-        outcomes.append(outcome)
-        return outcome.result()
+            raise
+        finally:
+            outcomes.append(outcome)
+        return value
 
     heard = copy(flow)
     heard.fn = body
