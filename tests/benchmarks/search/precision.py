@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from routetune.tasks.canonical import number
 from routetune.tasks.routes.route import Route
 from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.trial import Trial
@@ -61,7 +62,7 @@ def precision(landscape: Landscape) -> dict[str, Any]:
         "sharp_share": round(share, 3),
         "best": best and {"route": str(best.route), "speed": round(_speed(best), 3), "sharp": is_sharp(best)},
         "spread": round(spread, 3),
-        "left_over": round(left_over, 3),
+        "left_over": number(round(left_over, 3)),
         "fit_for_regret": bool(best and is_sharp(best) and share >= ENOUGH),
     }
 

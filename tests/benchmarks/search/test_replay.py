@@ -35,14 +35,14 @@ DRAWS_NOTHING = ("fast", "mixed")
 EVERY = "auto,kernel tuner,mixed,optuna,random"
 NAMES = tuple(os.environ.get("ROUTETUNE_BENCHMARK_STRATEGIES", EVERY).split(","))
 AT = (8, 16, 32)
-#: Of the largest difference beside the largest value; on the recorded GPU targets TF32 is 4e-4 to 1e-3 off.
-TOLERANCES = (2e-3, 1e-5)
+#: Of the largest difference beside the largest value; on the recorded GPU targets TF32 is 4e-4 to 3e-2 off.
+TOLERANCES = (5e-2, 1e-4)
 #: What is known, and what is new, of the same knobs.
 SIBLINGS = (
-    ("gpu_resnet_b1", "gpu_resnet_b8"),
-    ("gpu_resnet_b8", "gpu_resnet_b1"),
-    ("gpu_resnet_b1", "gpu_mobilenet"),
-    ("gpu_mobilenet", "gpu_resnet_b1"),
+    ("gpu_resnet50_b1", "gpu_resnet50_b8"),
+    ("gpu_resnet50_b8", "gpu_resnet50_b1"),
+    ("gpu_resnet50_b1", "gpu_mobilenet_b1"),
+    ("gpu_mobilenet_b1", "gpu_unet_b1"),
 )
 
 
