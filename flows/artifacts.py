@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,14 +34,21 @@ def leave_artifacts(summary: dict[str, Any], bench: Bench) -> None:
         }
     )
     about = f"{summary['target']} on {summary['environment']}. {links}"
-    try:
+    with leaving("the artifacts of the run"):
         get_run_logger().info(headline(summary))
         create_table_artifact(rows, key=f"trials-{name}", description=f"Trials of {about}")
         create_markdown_artifact(markdown(summary), key=f"summary-{name}", description=f"Summary of {about}")
         _leave_frontier(staircase_of(bench), name, f"ε of {summary['target']}, and the fastest route at each")
+
+
+@contextmanager
+def leaving(what: str) -> Iterator[None]:
+    """Warn where Prefect does not take something: what is published stays so."""
+    try:
+        yield
     except Exception as error:
         if not is_lost():  # of which the user has been told
-            warnings.warn(f"the artifacts of the run could not be left with Prefect: {error}", stacklevel=2)
+            warnings.warn(f"{what} could not be left with Prefect: {error}", stacklevel=3)
 
 
 def _leave_frontier(stairs: Staircase, name: str, description: str) -> None:

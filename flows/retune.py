@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -13,10 +12,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
-from routetune.flows.artifacts import artifact_name
+from routetune.flows.artifacts import artifact_name, leaving
 from routetune.flows.events import tell
 from routetune.flows.firings import absorb_waiting
-from routetune.flows.server import is_lost, run_through
+from routetune.flows.server import run_through
 from routetune.flows.tune import tune
 from routetune.tasks.report.retuning import markdown
 from routetune.tasks.retune import Night, TargetsFailed, failures_told, open_night
@@ -98,8 +97,5 @@ def _one_by_one(night: Night, queue: list[Freshness], ray: int | None) -> None:
 def _leave_artifact(report: dict[str, Any], name: str) -> None:
     """Show the report in Prefect; a server that is gone by now takes nothing back that is published."""
     key = f"retune-{artifact_name(name)}"
-    try:
+    with leaving("the artifact of the run"):
         create_markdown_artifact(markdown(report), key=key, description="What a retune found and did")
-    except Exception as error:
-        if not is_lost():  # of which the user has been told
-            warnings.warn(f"the artifact of the run could not be left with Prefect: {error}", stacklevel=2)

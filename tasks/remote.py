@@ -23,7 +23,7 @@ from routetune.tasks.store.files import hash_file, write_atomically
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.store.locks import BusyDevice, device_lock
 from routetune.tasks.subject import today
-from routetune.tasks.targets.changes import compare
+from routetune.tasks.targets.changes import unlike
 from routetune.tasks.targets.devices import cores_of
 from routetune.tasks.targets.environment import keyed_variables
 
@@ -197,10 +197,8 @@ def _problem(order: Mapping[str, Any], device: str) -> str:
     """Why a device must not time for a run; "" where it may."""
     today.cache_clear()
     here = today(order["backend"], device).fields
-    changes = compare({"environment": order["environment"]}, {"environment": here})
-    if changes:
-        told = ", ".join(str(change).removeprefix("environment.") for change in changes)
-        return f"its environment is not that of the run ({told})"
+    if how := unlike(order["environment"], here):
+        return f"its environment is not that of the run ({how})"
     for module, digest in code(order["backend"]).items():
         if digest != order["code"][module]:
             return f"the code of {module} is another there: install the same version on each node"

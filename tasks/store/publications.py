@@ -13,9 +13,7 @@ from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import manifests, names
 from routetune.tasks.store.blobs import Blobs
 from routetune.tasks.store.draft import Draft, complete, readable
-from routetune.tasks.store.files import (
-    StoreWarning,
-)
+from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.locks import making
 from routetune.tasks.store.manifests import BadPublication, Pointer, Publication, Reference
 from routetune.tasks.store.mirror import Mirror

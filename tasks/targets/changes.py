@@ -81,6 +81,12 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return sorted(found, key=lambda change: (-_rank(change.cost), change.field))
 
 
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """In which fields two environments differ, in words; "" where they do not."""
+    changes = compare({"environment": one}, {"environment": other})
+    return ", ".join(str(change).removeprefix("environment.") for change in changes)
+
+
 def dearest(changes: Iterable[Change]) -> str | None:
     """The cost of all the changes together; CANNOT_TELL overrules every other; None where there is none."""
     return max((change.cost for change in changes), key=_rank, default=None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets import gpu, processor
-from routetune.tasks.targets.changes import compare
+from routetune.tasks.targets.changes import unlike
 
 #: Every GPU that this process sees.
 ALL_GPUS = "cuda:all"
@@ -106,16 +106,12 @@ def refuse_unlike(what: str, environments: Mapping[str, Mapping[str, str | int]]
         BadInput: it names the devices that differ, and the fields.
     """
     first, *others = environments
-    unlike = []
-    for other in others:
-        changes = compare({"environment": environments[first]}, {"environment": environments[other]})
-        if changes:
-            told = ", ".join(str(change).removeprefix("environment.") for change in changes)
-            unlike.append(f"{other} is not like {first} ({told})")
-    if unlike:
+    told = {other: unlike(environments[first], environments[other]) for other in others}
+    differing = [f"{other} is not like {first} ({how})" for other, how in told.items() if how]
+    if differing:
         raise BadInput(
-            f"{what}: {'; '.join(unlike)}. Only devices of the same environment may time for one run: name "
-            "those that are alike"
+            f"{what}: {'; '.join(differing)}. Only devices of the same environment may time for one run: "
+            "name those that are alike"
         )
 
 
