@@ -66,6 +66,7 @@ class Work:
 
     folder: Path
     width: int
+    device: str = "cpu"
 
     def engine(self, name: str, layers: int) -> dict[str, Any]:
         """An engine in a file of its own, with the place of that file."""
@@ -76,8 +77,9 @@ class Work:
         shape = (self.width, self.width)
         path, output = self.folder / f"{name}.model.onnx", self.folder / f"{name}.onnx"
         onnx.save(graph(nodes, {"w": weight}, x=shape, y=shape), path)
-        order = {"model": str(path), "route": {"-intra_op_num_threads": "1"}, "output": str(output)}
-        return {**engine_steps.build("onnxruntime", order), "path": str(output)}
+        route = {"-intra_op_num_threads": "1"} if self.device == "cpu" else {}
+        order = {"model": str(path), "route": route, "output": str(output), "device": self.device}
+        return {**engine_steps.build("onnxruntime", order), "path": str(output), "device": self.device}
 
     def inputs(self) -> str:
         path = self.folder / "inputs"
@@ -107,7 +109,7 @@ def screen(
         candidate["path"],
         control,
         control["path"],
-        "cpu",
+        control["device"],
         {},
         arrays,
         rounds,
@@ -168,8 +170,9 @@ def _duel(
     wanted = loads_needed(len(final), CONFIDENCE, SPARE)
     entered = {name: (engine, engine["path"]) for name, engine in (final | {CONTROL: control}).items()}
     loads: list[dict[str, Any]] = []
+    device = control["device"]
     while not enough(loads, wanted, repeats=wanted // 3):
-        loads.append(steps.duel("onnxruntime", entered, "cpu", {}, arrays, len(loads), duelling))
+        loads.append(steps.duel("onnxruntime", entered, device, {}, arrays, len(loads), duelling))
     return quietest(loads, wanted)
 
 

@@ -1,7 +1,8 @@
 """How often identical engines make a false winner: ours and the peers' rules on the same samples.
 
 Twenty engines under different names, all the bytes of the default's, so that whatever is published other than
-the default is false. Quiet, and beside a process that computes without end on one core.
+the default is false. Quiet, beside a process that computes without end on one core, and on a GPU, where so
+small a model waits for the host to launch its kernels.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.benchmarks.stage import (
     share,
     write,
 )
+from tests.gpu.here import why_no_cuda
 
 FILE = "false_wins.json"
 COMMAND = "pytest -m benchmark tests/benchmarks/test_false_wins.py"
@@ -35,18 +37,22 @@ ROUNDS = {
     "retries": 1,
 }
 DUEL = {"seconds": 0.12, "turns": 4}
-BOUNDS = {"quiet": 0.05, "loaded": 0.10}
+BOUNDS = {"quiet": 0.05, "loaded": 0.10, "gpu": 0.10}
+RUNS = {"quiet": 60, "loaded": 60, "gpu": 20}
+NO_GPU = why_no_cuda()
+ONLY_THERE = pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "can be used")
+GPU = pytest.param("gpu", marks=[pytest.mark.gpu, ONLY_THERE])
 
 
 @pytest.mark.benchmark
-@pytest.mark.parametrize("machine", ["quiet", "loaded"])
+@pytest.mark.parametrize("machine", ["quiet", "loaded", GPU])
 def test_false_wins(machine: str, tmp_path: Path) -> None:
-    work = Work(tmp_path, width=96)
+    work = Work(tmp_path, width=96, device="cuda:0" if machine == "gpu" else "cpu")
     engine, arrays = work.engine("default", work.layers_for(0.001)), work.inputs()
     engines = {f"-name={number:02}": engine for number in range(ENGINES)}
     rows = []
     with load_on_one_core(machine == "loaded"):
-        for _ in range(runs(60)):
+        for _ in range(runs(RUNS[machine])):
             rows.append(_row(select(engines, engine, arrays, ROUNDS, DUEL, min_gain=0.0)))
     rows = kept(FILE, machine, rows, fresh=not appending())
     shares = {rule: share(sum(row["false"][rule] for row in rows), len(rows)) for rule in rows[0]["false"]}

@@ -3,11 +3,11 @@
     python -m tests.gpu.sweep FOLDER [--seconds N] [NAME...]
 
 Each workload is exported, swept exhaustively by the product (a landscape for the replays of searches), and
-then tuned by the command line with `algorithm = "auto"` and few trials, for a loose and a strict tolerance.
-The tunes find builds and times of the sweep in the store; what they choose is timed again. After N seconds no
-further workload is begun; one that is in the results already is left alone, and a landscape that is there is
-not swept again. Rows go to FOLDER/gpu_workloads.json, landscapes to FOLDER/<name>.parquet. Run it with
-nothing else on the machine.
+then tuned by the command line with `algorithm = "auto"` and few trials: for a loose and a strict tolerance,
+and for the loose one with float16 as one more knob. The tunes find builds and times of the sweep in the
+store; what they choose is timed again. After N seconds no further workload is begun; one that is in the
+results already is left alone, and a landscape that is there is not swept again. Rows go to
+FOLDER/gpu_workloads.json, landscapes to FOLDER/<name>.parquet. Run it with nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ TOLERANCES = {"loose": 5e-2, "strict": 1e-4}
 COMMAND = (sys.executable, "-c", "from routetune.flows.cli import main; main()")
 #: What a tune may try, of 64 routes.
 TRIALS = 16
+#: Knobs beside those swept, in a tune of its own for the loose tolerance, and what that one may try.
+MORE = ("@fp16=[off|on]",)
+MORE_TRIALS = 24
 
 
 def sweep(name: str, folder: Path) -> dict[str, Any]:
@@ -58,6 +61,7 @@ def sweep(name: str, folder: Path) -> dict[str, Any]:
         "outcomes": dict(Counter(str(trial.outcome) for trial in found.trials.values())),
         "precision": precision(found),
         "rules": {rule: _rule(name, folder, found, rule) for rule in TOLERANCES},
+        "with float16": _tune(name, folder, "half", TOLERANCES["loose"], MORE, MORE_TRIALS)[1],
     }
 
 
@@ -76,27 +80,37 @@ def _rule(name: str, folder: Path, found: landscapes.Landscape, rule: str) -> di
 
 
 def _tuned(name: str, folder: Path, rule: str, seen: landscapes.Landscape) -> dict[str, Any]:
+    """What a tune with few trials found, beside what the sweep had of that route."""
+    done, row = _tune(name, folder, rule, TOLERANCES[rule])
+    if not done:
+        return row
+    # The landscape writes knobs in the order of the target, the product in that of its database.
+    words = set(row["route"].split())
+    chosen = next(trial for route, trial in seen.trials.items() if set(str(route).split()) == words)
+    best = max(seen.eligible)
+    return row | {"in the sweep": _row(chosen), "of the best": round(_speed(chosen) / best, 4)}
+
+
+def _tune(
+    name: str, folder: Path, rule: str, tolerance: float, more: Sequence[str] = (), trials: int = TRIALS
+) -> tuple[bool, dict[str, Any]]:
+    """Whether a tune by the command line ended well, and its row."""
     target = folder / f"{name}_{rule}.toml"
-    text = workloads.target(name, "auto", TRIALS).replace(f'name = "{name}"', f'name = "{name}_{rule}"')
-    target.write_text(text.replace("tolerance = 1e-3", f"tolerance = {TOLERANCES[rule]}"))
+    text = workloads.target(name, "auto", trials, more).replace(f'name = "{name}"', f'name = "{name}_{rule}"')
+    target.write_text(text.replace("tolerance = 1e-3", f"tolerance = {tolerance}"))
     store = store_of(folder / f"{name}.toml", folder)
     words = ["tune", str(target), "--store", str(store), "--json"]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"failed": done.returncode, "said": done.stderr[-1000:]}
+        return False, {"failed": done.returncode, "said": done.stderr[-1000:]}
     answer = json.loads(done.stdout)
-    # The landscape writes knobs in the order of the target, the product in that of its database.
-    words = set(answer["route"].split())
-    chosen = next(trial for route, trial in seen.trials.items() if set(str(route).split()) == words)
-    return {
+    return True, {
         "route": answer["route"],
         "speed": answer["speed"],
         "decision": answer["decision"]["reason"],
         "tie": answer["decision"]["tie"],
         "trials": answer["counts"]["trials"],
         "from_store": answer["counts"].get("from_store"),
-        "in the sweep": _row(chosen),
-        "of the best": round(_speed(chosen) / max(seen.eligible), 4),
         "times": answer["times"],
     }
 

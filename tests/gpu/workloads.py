@@ -10,7 +10,7 @@ too. Each leaves NAME.onnx and the target NAME.toml, whose routes are swept by `
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +54,7 @@ seconds = 3600
 trial_seconds = 60
 
 [timing]
-seconds = 0.6
+seconds = 0.8
 width = 0.01
 finalists = 3
 loads = 4
@@ -231,10 +231,10 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
-def target(name: str, algorithm: str = "full", trials: int = 200) -> str:
-    """The target file of a workload."""
+def target(name: str, algorithm: str = "full", trials: int = 200, more: Sequence[str] = ()) -> str:
+    """The target file of a workload; `more` are further routes."""
     of = WORKLOADS[name]
-    routes = "[" + ", ".join(f'"{route}"' for route in of.routes) + "]"
+    routes = "[" + ", ".join(f'"{route}"' for route in (*of.routes, *more)) + "]"
     return TARGET.format(about=of.about, name=name, routes=routes, algorithm=algorithm, trials=trials)
 
 
