@@ -81,6 +81,9 @@ class Streams:
 
     A sample is the time from one completed inference to the next, on average over a chunk: its inverse is
     the throughput. All streams are in flight from the first moment that counts to the last.
+
+    The first calls of the threads come one after the other: ONNX Runtime captures a CUDA graph anew for each
+    thread, and a capture fails when another thread asks the device for anything new meanwhile.
     """
 
     def __init__(self, calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> None:
@@ -91,9 +94,11 @@ class Streams:
         self._wanted = 0
         self._closed = False
         self._error: BaseException | None = None
+        self._begun = threading.Semaphore(0)
         self._threads = [threading.Thread(target=self._stream, args=[call], daemon=True) for call in calls]
         for thread in self._threads:
             thread.start()
+            self._begun.acquire()
 
     def sample(self, calls: int) -> list[int]:
         """One sample, over `calls` inferences or a few of each stream, whichever is more.
@@ -127,6 +132,11 @@ class Streams:
 
     def _stream(self, call: Call) -> None:
         clock = self._clock
+        try:
+            call()
+        except BaseException as error:
+            self._error = error
+        self._begun.release()
         while True:
             self._gate.wait()
             if self._closed:

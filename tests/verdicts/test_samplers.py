@@ -68,6 +68,27 @@ def test_the_throughput_of_a_slow_stream_counts_as_it_completes() -> None:
     assert best == pytest.approx(3 * MS, rel=0.25)
 
 
+def test_the_first_call_of_each_thread_has_the_device_for_itself() -> None:
+    """What a library does once for each thread, such as capturing a graph, may bear nothing beside it."""
+    begun: set[int] = set()
+    inside: list[int] = []
+    beside: list[int] = []
+
+    def call() -> None:
+        thread = threading.get_ident()
+        first = thread not in begun
+        begun.add(thread)
+        inside.append(thread)
+        if first:
+            time.sleep(0.005)
+            beside.append(len(inside) - 1)
+        inside.remove(thread)
+
+    with Streams([call] * 4) as sampler:
+        sampler.sample(16)
+    assert beside == [0] * 4
+
+
 def test_an_error_in_a_stream_is_raised_and_the_threads_end() -> None:
     def fail() -> None:
         raise RuntimeError("the device is lost")
