@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
     Codes = np.ndarray[Any, np.dtype[np.int64]]
     Known = Sequence[tuple[tuple[int, ...], Trial]]
+    Swap = tuple[tuple[int, int, int], ...]
 
 #: Log speeds this far below the best say no more than "slow": one hopeless value would drown the others.
-CLIP = 0.8
+CLIP = 1.5
 #: So many builds, the default's included, are chosen for the pairs of values that they show first.
-FIRST = 5
-#: What remains of the worth of a route that is likely to compile to an engine that was timed already.
-TWIN = 0.1
+FIRST = 3
+#: How often an exchange of values that made no difference once made none elsewhere, and how often one: what
+#: is taken for seen before anything was.
+ALIKE, UNLIKE = 1.0, 0.1
 #: Exchanges of values that are looked at for that, those of few knobs first.
 MOST_SWAPS = 100
 #: Standard deviation of the log speed of a trial without an interval, and the most that an interval says.
@@ -63,7 +65,7 @@ class Guided(Informed):
         belief = Surrogate(seen, np.maximum(logs, best - CLIP), rng, deviations).predict(candidates)
         if not eligible:
             return np.asarray(works * np.exp(0.5 * belief.mean.mean(axis=0)))
-        return np.asarray(works * belief.improvement(best) * np.where(twins(known, candidates), TWIN, 1.0))
+        return np.asarray(works * belief.improvement(best) * (1 - twins(known, candidates)))
 
     def _how(self) -> str:
         return "the route with the largest expected gain, build by build"
@@ -100,27 +102,37 @@ def _deviation(trial: Trial) -> float:
 
 
 def twins(known: Known, candidates: Codes) -> Array:
-    """Which candidates likely are aliases of a route that was tried, as booleans of shape (candidates,).
+    """How likely each candidate is an alias of a route that was tried, shape (candidates,).
 
-    Where two routes were one engine, the values in which they differ make no difference, and are exchanged
-    in a candidate: if that gives a route that was tried, the two likely are one engine again.
+    Where two routes were one engine, the values in which they differ made no difference, and are exchanged
+    in a candidate: if that gives a route that was tried, the two likely are one engine again. The more so the
+    more often that exchange was seen to make none, and the less where it was seen to make one.
     """
-    engines: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for code, trial in known:
-        if trial.failure is None:
-            engines[trial.alias_of or trial.route.id].append(code)
+    engine = {code: trial.alias_of or trial.route.id for code, trial in known if trial.failure is None}
+    alike: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for code, one in engine.items():
+        alike[one].append(code)
     found = {
         tuple((knob, a, b) for knob, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-        for alike in engines.values()
-        for one, other in permutations(alike, 2)
+        for group in alike.values()
+        for one, other in permutations(group, 2)
     }
     swaps = sorted(found, key=lambda swap: (len(swap), swap))[:MOST_SWAPS]
+    odds = [(swap, _makes_none(swap, engine)) for swap in swaps]
     tried = {code for code, _ in known}
     rows = map(tuple, candidates.tolist())
-    return np.array([any(_swapped(row, swap) in tried for swap in swaps) for row in rows], dtype=bool)
+    return np.array([max((p for s, p in odds if _swapped(row, s) in tried), default=0.0) for row in rows])
 
 
-def _swapped(code: tuple[int, ...], swap: tuple[tuple[int, int, int], ...]) -> tuple[int, ...] | None:
+def _makes_none(swap: Swap, engine: Mapping[tuple[int, ...], str]) -> float:
+    """How likely an exchange of values makes no difference, by the routes that it turns into other ones."""
+    pairs = [(one, engine.get(other)) for code, one in engine.items() if (other := _swapped(code, swap))]
+    same = sum(one == other for one, other in pairs)
+    unlike = sum(other is not None and one != other for one, other in pairs)
+    return (same + ALIKE) / (same + unlike + ALIKE + UNLIKE)
+
+
+def _swapped(code: tuple[int, ...], swap: Swap) -> tuple[int, ...] | None:
     if any(code[knob] != a for knob, a, _ in swap):
         return None
     changed = list(code)

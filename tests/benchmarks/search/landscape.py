@@ -8,7 +8,7 @@ exclude rules, and where the figures come from.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -75,14 +75,21 @@ class Landscape:
         return self.trials[Route()].eligible
 
 
-def space_of(knobs: Iterable[Mapping[str, Any]], exclude: Iterable[Mapping[str, str]] = ()) -> RouteSpace:
-    """A space of knobs given as {"name", "values", "default"} and, where it is no list, "fixed"."""
+def space_of(
+    knobs: Iterable[Mapping[str, Any]], exclude: Iterable[Mapping[str, str]] = (), order: Sequence[str] = ()
+) -> RouteSpace:
+    """A space of knobs given as {"name", "values", "default"} and, where it is no list, "fixed".
+
+    Args:
+        order: the names as the database has them, on which ids of routes rest; without it as in `knobs`.
+    """
     known, terms = [], []
     for told in knobs:
         values = tuple(told["values"])
         allowed = values if told["default"] in values else (*values, told["default"])
         known.append(Knob(told["name"], allowed, told["default"]))
         terms.append(Term(known[-1], values, not told.get("fixed", False)))
+    known.sort(key=lambda knob: order.index(knob.name) if order else 0)
     return RouteSpace(terms, KnobDatabase("landscape", known), tuple(exclude))
 
 
@@ -100,6 +107,7 @@ def write(landscape: Landscape, path: Path) -> None:
             for t in space.terms
         ],
         "exclude": space.exclude,
+        "order": [name for name in space.database if name in {term.knob.name for term in space.terms}],
     }
     schema = pa.schema(kinds + list(OUTCOME.items()), metadata={ABOUT: json.dumps(about).encode()})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +127,7 @@ def read(path: Path) -> Landscape:
     if raw is None:
         raise BadInput(f"{path} is no landscape: its metadata lack {ABOUT.decode()}")
     told = json.loads(raw)
-    space = space_of(told["knobs"], told["exclude"])
+    space = space_of(told["knobs"], told["exclude"], told["order"])
     names = [term.knob.name for term in space.terms]
     rows = table.to_pylist()
     found = {}
