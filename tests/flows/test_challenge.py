@@ -32,29 +32,11 @@ from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
 from routetune.tasks.trial import Outcome
 
+from tests.quick import quick
+
 FAST = "-session.enable_quant_qdq_cleanup=[0|1]"
 CLEAN = "-session.enable_quant_qdq_cleanup=1"
 NONE_FASTER = "-enable_mem_pattern=[on|off]"
-TARGET = """
-schema = 1
-name = "rounding"
-model = "rounding.onnx"
-backend = "onnxruntime"
-[reference]
-ranges = {{ x = [0.5, 1.0] }}
-[accuracy]
-metric = "lInf"
-tolerance = {tolerance}
-[search]
-routes = "{routes}"
-algorithm = "full"
-[timing]
-min_gain = 0.3
-seconds = 0.1
-loads = 3
-finalists = 1
-confidence = 0.5
-"""
 
 
 def rounding() -> onnx.ModelProto:
@@ -89,7 +71,15 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
     def call(routes: str, tolerance: float = 1e-3) -> Path:
         path = tmp_path / "rounding.toml"
-        path.write_text(TARGET.format(routes=routes, tolerance=tolerance))
+        text = quick(
+            "rounding",
+            "rounding.onnx",
+            routes,
+            reference={"ranges": {"x": [0.5, 1.0]}},
+            accuracy={"tolerance": tolerance},
+            timing={"min_gain": 0.3, "seconds": 0.1, "loads": 3},
+        )
+        path.write_text(text)
         return path
 
     return call

@@ -17,29 +17,7 @@ import pytest
 from routetune.data import folder
 from routetune.tasks.store import open_store
 
-TARGET = """
-schema = 1
-name = "small"
-model = "digits_cnn.onnx"
-backend = "onnxruntime"
-[shapes]
-x = {{ min = "1x1x8x8", opt = "32x1x8x8", max = "32x1x8x8" }}
-[reference]
-inputs = "digits.npz"
-labels = "y"
-[accuracy]
-metric = "lInf"
-tolerance = {tolerance}
-[search]
-routes = ["{routes}"]
-algorithm = "{algorithm}"
-[timing]
-seconds = {seconds}
-width = 0.001
-loads = 1
-finalists = 1
-confidence = 0.5
-"""
+from tests.quick import quick
 
 ROUTES = "-graph_optimization_level=[disabled|all] -session.disable_prepacking=[0|1]"
 
@@ -54,8 +32,17 @@ def small(tmp_path: Path) -> Callable[..., Path]:
         tolerance: Any = 1e-3, routes: str = ROUTES, algorithm: str = "full", seconds: float = 0.1
     ) -> Path:
         path = tmp_path / "small.toml"
-        fields = {"tolerance": tolerance, "routes": routes, "algorithm": algorithm, "seconds": seconds}
-        path.write_text(TARGET.format(**fields))
+        text = quick(
+            "small",
+            "digits_cnn.onnx",
+            routes,
+            shapes={"x": {"min": "1x1x8x8", "opt": "32x1x8x8", "max": "32x1x8x8"}},
+            reference={"inputs": "digits.npz", "labels": "y"},
+            accuracy={"tolerance": tolerance},
+            search={"algorithm": algorithm},
+            timing={"seconds": seconds, "width": 0.001},
+        )
+        path.write_text(text)
         return path
 
     return write
