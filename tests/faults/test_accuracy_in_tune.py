@@ -24,6 +24,8 @@ from routetune.tasks.targets.model import inspect_model
 from routetune.tasks.targets.schema import load_target
 from routetune.tasks.targets.variations import probes
 
+from tests.flows.test_prefect import tune as tune_here
+
 HERE = Path(__file__).parent
 Tune = Callable[..., dict[str, Any]]
 
@@ -211,7 +213,7 @@ def test_a_metric_of_the_users_own(
     assert again["counts"]["builds"] == 0 and again["counts"]["eligible"] == 2
 
     mine.write_text(METRIC.format(loss="float('nan')"))
-    with pytest.raises(BadInput, match="'mine:loss' on input set 'digits' must give a number.*nan"):
+    with pytest.raises(BadInput, match=r"'mine:loss' on input set 'digits' must give a number.*nan"):
         refer(target, store_folder)
     mine.write_text(METRIC.format(loss="1.0"))
     with pytest.raises(BadInput, match="nothing could pass"):
@@ -224,9 +226,11 @@ def refer(target: Path, store_folder: Path) -> None:
         make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
 
 
-def test_the_drop_in_task_accuracy_is_the_constraint(write: Callable[..., Path], tune: Tune) -> None:
+def test_the_drop_in_task_accuracy_is_the_constraint(
+    write: Callable[..., Path], prefect_url: str, store_folder: Path
+) -> None:
     rule = DIGITS + '[accuracy]\nmetric = "accuracy_drop"\ntolerance = 0'
-    summary = tune(write(rule, "-graph_optimization_level=[disabled|all]"))
+    summary = tune_here(write(rule, "-graph_optimization_level=[disabled|all]"), store_folder)
     assert summary["counts"]["eligible"] == 2
     assert "accuracy_drop loss 0 <= tolerance 0" in summary["accuracy"]["verdict"]
     assert "over 32 rows" in summary["accuracy"]["verdict"]
