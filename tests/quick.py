@@ -30,7 +30,8 @@ def quick(
     }
     for table, fields in tables.items():
         usual[table] = usual.get(table, {}) | dict(fields)
-    return "\n".join(_lines({"schema": 1, "name": name, "model": model, "backend": backend, **usual}))
+    lines = _lines({"schema": 1, "name": name, "model": model, "backend": backend, **usual})
+    return "\n".join(lines) + "\n"
 
 
 def _lines(fields: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[str]:
