@@ -65,21 +65,24 @@ def rounding() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+def rounding_target(routes: str, tolerance: float = 1e-3) -> str:
+    return quick(
+        "rounding",
+        "rounding.onnx",
+        routes,
+        reference={"ranges": {"x": [0.5, 1.0]}},
+        accuracy={"tolerance": tolerance},
+        timing={"min_gain": 0.3, "seconds": 0.1, "loads": 3},
+    )
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
     onnx.save(rounding(), tmp_path / "rounding.onnx")
 
     def call(routes: str, tolerance: float = 1e-3) -> Path:
         path = tmp_path / "rounding.toml"
-        text = quick(
-            "rounding",
-            "rounding.onnx",
-            routes,
-            reference={"ranges": {"x": [0.5, 1.0]}},
-            accuracy={"tolerance": tolerance},
-            timing={"min_gain": 0.3, "seconds": 0.1, "loads": 3},
-        )
-        path.write_text(text)
+        path.write_text(rounding_target(routes, tolerance))
         return path
 
     return call
