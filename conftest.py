@@ -29,6 +29,8 @@ def own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv(name, str(home / folder))
     for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE"):
         patch.delenv(name, raising=False)
+    # Some images set it; the hundreds of child processes would each compile all of our code again.
+    patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     patch.setenv("DO_NOT_TRACK", "1")
     patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     patch.setenv("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")

@@ -23,7 +23,7 @@ from routetune.tasks.engines.fleet import Fleet, Member
 from routetune.tasks.engines.worker import START_SECONDS, Cancelled, StepFailed
 from routetune.tasks.errors import BadInput, EnvironmentBroken
 from routetune.tasks.luggage import Bundle, Luggage
-from routetune.tasks.remote import Remote, code
+from routetune.tasks.outpost import Outpost, code
 from routetune.tasks.store.files import hash_file
 from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.subject import Subject
@@ -46,7 +46,7 @@ class Cluster:
 
     Attributes:
         ray: the module.
-        order: as `Remote.open` takes it.
+        order: as `Outpost.open` takes it.
         options: what Ray shall give each worker.
     """
 
@@ -61,7 +61,7 @@ class Cluster:
         Raises:
             EnvironmentBroken: no node had room for it in time, it may not time for this run, or it died.
         """
-        actor = self.ray.remote(**self.options)(Remote).remote()
+        actor = self.ray.remote(**self.options)(Outpost).remote()
         try:
             told = self.get(actor.open.remote(self.order), seconds, stop)
         except self.ray.exceptions.GetTimeoutError:

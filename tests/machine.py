@@ -20,29 +20,10 @@ from typing import Any
 
 from routetune.tasks.store.files import write_atomically
 
+from tests.quick import quick
+
 OLD, NEW = "535.171.04", "535.161.07"
 BACKEND = "stand_in_backend:CpuAsGpu"
-
-TARGET = """
-schema = 1
-name = "{name}"
-model = "{model}"
-backend = "{backend}"
-[accuracy]
-metric = "lInf"
-tolerance = {tolerance}
-[search]
-routes = ["{routes}"]
-algorithm = "{algorithm}"
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-exclusive = "{exclusive}"
-[engine]
-device = "{device}"
-"""
 
 
 class Machine:
@@ -74,29 +55,24 @@ class Machine:
         path = self.folder / "builds"
         return path.read_text().splitlines() if path.exists() else []
 
-    def write_target(self, path: Path, **fields: Any) -> Path:
-        """Write a target file whose name is that of the file, beside a small model of its own.
-
-        Args:
-            fields: of TARGET, where they shall be others than here.
-        """
+    def write_target(
+        self,
+        path: Path,
+        *,
+        backend: str = BACKEND,
+        device: str = "cuda:0",
+        routes: str = "-enable_mem_pattern=[on|off]",
+        exclusive: str = "wait",
+    ) -> Path:
+        """Write a target file whose name is that of the file, beside a small model of its own."""
         import onnx
 
         path.parent.mkdir(parents=True, exist_ok=True)
         model = path.with_suffix(".onnx")
         if not model.exists():
             onnx.save(small_model(), model)
-        usual: dict[str, Any] = {
-            "name": path.stem,
-            "model": model.name,
-            "backend": BACKEND,
-            "device": "cuda:0",
-            "tolerance": 1e-3,
-            "routes": "-enable_mem_pattern=[on|off]",
-            "algorithm": "full",
-            "exclusive": "wait",
-        }
-        path.write_text(TARGET.format(**usual | fields))
+        told = {"timing": {"exclusive": exclusive}, "engine": {"device": device}}
+        path.write_text(quick(path.stem, model.name, routes, backend, **told))
         return path
 
 

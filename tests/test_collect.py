@@ -17,25 +17,7 @@ from routetune.tasks.collect import byte_count, frontier_engines
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import open_store
 
-TARGET = """
-schema = 1
-name = "beside"
-model = "digits_cnn.onnx"
-backend = "onnxruntime"
-[shapes]
-x = "8x1x8x8"
-[accuracy]
-metric = "lInf"
-tolerance = 1e-3
-[search]
-routes = ["-graph_optimization_level=[disabled|basic|extended] -ConvBNFusion=[on|off]"]
-algorithm = "full"
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-"""
+from tests.quick import quick
 
 
 @pytest.mark.parametrize("within", [1, 2, 5])
@@ -103,7 +85,8 @@ def test_a_tune_loses_nothing_while_its_store_is_collected(
 ) -> None:
     shutil.copy(folder() / "models/digits_cnn.onnx", tmp_path)
     target = tmp_path / "beside.toml"
-    target.write_text(TARGET)
+    routes = "-graph_optimization_level=[disabled|basic|extended] -ConvBNFusion=[on|off]"
+    target.write_text(quick("beside", "digits_cnn.onnx", routes, shapes={"x": "8x1x8x8"}))
     summary = json.loads(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url).stdout)
     assert summary["counts"]["trials"] == 7
     gone = 0

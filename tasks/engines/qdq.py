@@ -40,22 +40,10 @@ def rewrite(
     Raises:
         BuildError: a library refuses to rewrite the model so.
     """
-    import onnx
-    from onnxruntime.quantization.onnx_model import ONNXModel
     from routetune.tasks.engines.onnxruntime.sidecars import LIMIT
 
     try:
-        model = onnx.load(prepared)
-        quantised = with_activations(model, placement["nodes"])
-        if placement["dynamic"]:
-            model = _dynamic(model, quantised, settings, Path(output))
-            left = {node.name for node in model.graph.node}
-            quantised = [name if name in left else f"{name}{_PRODUCT}" for name in quantised]
-        if placement["nodes"]:
-            model = _static(model, quantised, json.loads(Path(ranges).read_text()), settings)
-        if placement["half"]:
-            model = _half(model, quantised)
-        ONNXModel(model).topological_sort()  # new nodes were put at the end
+        model = _rewritten(prepared, json.loads(Path(ranges).read_text()), placement, settings, Path(output))
         if model.ByteSize() > LIMIT:
             raise BuildError(
                 f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
@@ -66,6 +54,31 @@ def rewrite(
     except Exception as error:
         raise BuildError(f"the model cannot be rewritten so: {error}") from error
     return {"digest": file_digest(output), "size": Path(output).stat().st_size}
+
+
+def _rewritten(
+    prepared: str,
+    ranges: Mapping[str, list[float]],
+    placement: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    scratch: Path,
+) -> ModelProto:
+    """The model with all that a placement asks for, its nodes in an order that they can run in."""
+    import onnx
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    model = onnx.load(prepared)
+    quantised = with_activations(model, placement["nodes"])
+    if placement["dynamic"]:
+        model = _dynamic(model, quantised, settings, scratch)
+        left = {node.name for node in model.graph.node}
+        quantised = [name if name in left else f"{name}{_PRODUCT}" for name in quantised]
+    if placement["nodes"]:
+        model = _static(model, quantised, ranges, settings)
+    if placement["half"]:
+        model = _half(model, quantised)
+    ONNXModel(model).topological_sort()  # new nodes were put at the end
+    return model
 
 
 def with_activations(model: ModelProto, nodes: Sequence[str]) -> list[str]:

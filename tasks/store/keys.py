@@ -87,16 +87,24 @@ def code_digest(module: str, prefix: str | None = None, without: tuple[str, ...]
             if name == module:
                 raise BadInput(f"module {module!r} has no Python source, so results of it cannot be kept")
             continue
-        tree = _meaning(parse(source.read_bytes(), str(source)))
-        seen[name] = hashlib.sha256(ast.unparse(tree).encode("utf-8", "surrogatepass")).hexdigest()
         package = name if source.name == "__init__.py" else name.rpartition(".")[0]
+        seen[name], imports = _read(source.read_bytes(), str(source), package, prefix)
         waiting += [
             found
-            for found in _imports(tree, package, prefix)
+            for found in imports
             if found not in seen and not any(_is_in(found, left_out) for left_out in without)
         ]
     lines = "\n".join([module, *(f"{name} {seen[name]}" for name in sorted(seen))])
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@cache
+def _read(content: bytes, path: str, package: str, prefix: str) -> tuple[str, tuple[str, ...]]:
+    """Digest of what one source means, and what it imports. Stages share most of their modules, and a process
+    asks for the digests of half a dozen: each source is parsed for the first of them."""
+    tree = _meaning(parse(content, path))
+    digest = hashlib.sha256(ast.unparse(tree).encode("utf-8", "surrogatepass")).hexdigest()
+    return digest, tuple(dict.fromkeys(_imports(tree, package, prefix)))
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -75,15 +75,31 @@ def load_current(
     if strict and today is None:
         raise BadInput("strict loading compares environments: give today's, as environment.observe tells it")
     keys = None if require_signature is None else public_keys(require_signature)
-    place = store_root(root)
+    return _settled(_Wish(store_root(root), target, environment, today, strict, keys))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a service asks for; the fields are the arguments of `load_current`."""
+
+    root: Path
+    target: str
+    environment: str | None
+    today: Mapping[str, Any] | None
+    strict: bool
+    keys: Sequence[PublicKey] | None
+
+
+def _settled(wish: _Wish) -> Published:
+    """Load, and load again where a publisher came between; so what is damaged is what nobody replaces."""
     while True:
-        look(place, target)
-        pointers = _pointers(place, target)
+        look(wish.root, wish.target)
+        pointers = _pointers(wish.root, wish.target)
         try:
-            return _load(place, target, environment, today, strict, keys)
+            return _load(wish)
         except BadPublication:
             # Between our look at a pointer and at what it names, a publisher may have retired just that.
-            if _pointers(place, target) == pointers:
+            if _pointers(wish.root, wish.target) == pointers:
                 raise
 
 
@@ -149,38 +165,32 @@ def trusted(
     return found
 
 
-def _load(
-    place: Path,
-    target: str,
-    environment: str | None,
-    today: Mapping[str, Any] | None,
-    strict: bool,
-    keys: Sequence[PublicKey] | None,
-) -> Published:
-    if environment is None:
-        publication = _choose(place, target, today, keys)
-    else:
-        found = trusted(place, target, environment, keys)
-        if found is None:
-            raise BadInput(
-                f"target {target!r} is not published in environment {environment} of store {name_of(place)}; "
-                f"published: {', '.join(manifests.environments(place, target)) or 'none'}"
-            )
-        publication = found
+def _load(wish: _Wish) -> Published:
+    publication = _choose(wish) if wish.environment is None else _named(wish, wish.environment)
     manifest = publication.manifest
-    stale = None if today is None else _graded(publication, today, strict)
-    path = manifests.check_engine(place, publication.engine, publication.reference.engine)
+    stale = None if wish.today is None else _graded(publication, wish.today, wish.strict)
+    path = manifests.check_engine(wish.root, publication.engine, publication.reference.engine)
     return Published(path, dict(manifest["options"]), manifest, stale)
 
 
-def _choose(
-    root: Path, target: str, today: Mapping[str, Any] | None, keys: Sequence[PublicKey] | None
-) -> Publication:
+def _named(wish: _Wish, environment: str) -> Publication:
+    found = trusted(wish.root, wish.target, environment, wish.keys)
+    if found is None:
+        there = ", ".join(manifests.environments(wish.root, wish.target)) or "none"
+        raise BadInput(
+            f"target {wish.target!r} is not published in environment {environment} of store "
+            f"{name_of(wish.root)}; published: {there}"
+        )
+    return found
+
+
+def _choose(wish: _Wish) -> Publication:
+    root, target, today = wish.root, wish.target, wish.today
     found: list[Publication] = []
     broken: RoutetuneError | None = None
     for key in manifests.environments(root, target):
         try:
-            publication = trusted(root, target, key, keys)
+            publication = trusted(root, target, key, wish.keys)
         except RoutetuneError as error:
             broken = error
             continue

@@ -206,7 +206,8 @@ def _check_content(manifest: Mapping[str, Any], place: Path, generation: int) ->
     found = [manifest.get(name) for name in ("target", "environment_key", "generation")]
     if found != [place.parent.name, place.name, generation]:
         raise Damaged(
-            f"it is that of generation {found[2]!r} of target {found[0]!r} in environment {found[1]!r}"
+            f"it is that of generation {found[2]!r:.80} of target {found[0]!r:.80} "
+            f"in environment {found[1]!r:.80}"
         )
 
 

@@ -66,5 +66,5 @@ def fan_out(folder: Path, name: str, suffix: str = "") -> Path:
 def _matching(pattern: re.Pattern[str], text: str, what: str, expected: str) -> str:
     # `text` may come from a file that somebody edited, so it need not be a string at all.
     if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise BadInput(f"{what} {text!r} cannot name anything in the store: expected {expected}")
+        raise BadInput(f"{what} {text!r:.200} cannot name anything in the store: expected {expected}")
     return text

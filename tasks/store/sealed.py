@@ -134,7 +134,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 def _check_schema(content: Mapping[str, Any], schema: int, what: str) -> None:
     found = content.get("schema")
     if type(found) is not int or found < 1:
-        raise Damaged(f"its schema is {found!r}, not a number from 1 to {schema}")
+        raise Damaged(f"its schema is {found!r:.80}, not a number from 1 to {schema}")
     if found > schema:
         raise BadInput(
             f"{what} has schema {found}, this routetune reads up to {schema}: use a newer routetune"

@@ -36,12 +36,6 @@ def bound_to(
     Raises:
         BadInput: a plugin cannot be read.
     """
-    reference = target.reference
-    drawn = {
-        "samples": reference.samples,
-        "seed": reference.seed,
-        "ranges": {name: list(ends) for name, ends in sorted(reference.ranges.items())},
-    }
     return {
         "target": {
             "model": model.digest,
@@ -49,8 +43,8 @@ def bound_to(
             "reference": {
                 "inputs": inputs["inputs"],
                 "labels": inputs["labels"],
-                **drawn,
-                "source": saved_digest(reference, memo) or reference.source,
+                **_drawn(target),
+                "source": saved_digest(target.reference, memo) or target.reference.source,
             },
             "accuracy": _accuracy(target, model),
             "search": target.search.model_dump(mode="json"),
@@ -60,9 +54,19 @@ def bound_to(
                 "plugins": [memo("bytes", path, partial(_plugin, path)) for path in target.engine.plugins],
                 **target.engine.limits(),
             },
-            **_quantization(target, inputs["inputs"], drawn),
+            **_quantization(target, inputs["inputs"]),
         },
         "environment": dict(environment.fields),
+    }
+
+
+def _drawn(target: Target) -> dict[str, Any]:
+    """What seeded inputs are drawn by."""
+    reference = target.reference
+    return {
+        "samples": reference.samples,
+        "seed": reference.seed,
+        "ranges": {name: list(ends) for name, ends in sorted(reference.ranges.items())},
     }
 
 
@@ -70,11 +74,11 @@ def _plugin(path: Path) -> tuple[str, list[Path]]:
     return file_digest(path), [path]
 
 
-def _quantization(target: Target, inputs: str | None, drawn: Mapping[str, Any]) -> dict[str, Any]:
+def _quantization(target: Target, inputs: str | None) -> dict[str, Any]:
     """How the model is rewritten, where a route may ask for that; its inputs then shape engines too."""
     if not names_places(target.search.routes):
         return {}
-    calibrated_on = drawn if inputs is None else inputs
+    calibrated_on = _drawn(target) if inputs is None else inputs
     return {"quantization": {**target.quantization.model_dump(mode="json"), "calibrated_on": calibrated_on}}
 
 

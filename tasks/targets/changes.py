@@ -41,6 +41,10 @@ _TABLE: dict[tuple[str, ...], str] = {
 }
 
 
+#: Characters of a value in a sentence; a manifest that somebody edited may hold any number.
+SHOWN = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One field that differs: `old` or `new` is None where the field is not there.
@@ -114,4 +118,5 @@ def _differences(path: tuple[str, ...], old: Any, new: Any) -> Iterator[tuple[tu
 
 
 def _shown(value: Any) -> str:
-    return "(not set)" if value is None else value if isinstance(value, str) else canonical.dumps(value)
+    text = "(not set)" if value is None else value if isinstance(value, str) else canonical.dumps(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

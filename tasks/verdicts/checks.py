@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -53,19 +54,15 @@ def check(
         RunError: the engine does not load, or not run.
         MetricError: the metric of whole input sets gave no number.
     """
-    report, watch = [], _Watch()
+    report, watch, judge = [], _Watch(), _Judge(comparing, task, scores)
     with loaded(backend, engine_from(path, engine), device, settings) as runner:
         for one in sets:
             inputs = load_arrays(Path(one["inputs"]))
-            candidate = infer(runner, inputs, one["name"])
-            watch.see(one, candidate)
-            if one["role"] == PROBE:
-                continue
-            found = _compared(one, candidate, comparing, task) | _top1(one, candidate, scores)
-            if repeat:
-                again = infer(runner, inputs, one["name"])
-                found["repeat"] = compare_outputs(candidate, again, **comparing)
-            report.append(found)
+            outputs = infer(runner, inputs, one["name"])
+            watch.see(one, outputs)
+            if one["role"] != PROBE:
+                again = infer(runner, inputs, one["name"]) if repeat else None
+                report.append(judge.report(one, outputs, again))
     watch.mark(report)
     return report
 
@@ -99,32 +96,43 @@ def infer(runner: Runner, inputs: Mapping[str, Array], set_name: str) -> dict[st
         raise RunError(f"the engine does not run on input set {set_name!r}: {error}") from error
 
 
-def _compared(
-    one: Set, candidate: dict[str, Array], comparing: Mapping[str, Any], task: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    reference = _reference(one["outputs"])
-    outputs = compare_outputs(reference, candidate, **comparing)
-    report: dict[str, Any] = {"set": one["name"], "outputs": outputs}
-    if task is not None:
-        # A metric is not asked about outputs that fail whatever it says.
-        fails = any("problem" in entry or entry["non_finite_candidate"] for entry in outputs.values())
-        report["task"] = (
-            {"loss": "inf"} if fails else task_loss(task, one["name"], reference, candidate, _labels(one))
-        )
-    return report
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Compares an engine's outputs on one input set with the reference's; the fields are those of `check`."""
 
+    comparing: Mapping[str, Any]
+    task: Mapping[str, Any] | None
+    scores: str | None
 
-def _top1(one: Set, candidate: Mapping[str, Array], scores: str | None) -> dict[str, Any]:
-    """{"top1": ...} as `metrics.accuracy_drop` tells it; {} where there are no labels that fit the output."""
-    labels, reference = _labels(one), _reference(one["outputs"])
-    if labels is None or scores is None or scores not in candidate or scores not in reference:
-        return {}
-    if candidate[scores].shape != reference[scores].shape:
-        return {}
-    try:
-        return {"top1": accuracy_drop(reference[scores], candidate[scores], labels, 1, one["name"])}
-    except MetricError:
-        return {}  # labels of another kind, for a metric of the user's own
+    def report(self, one: Set, candidate: dict[str, Array], again: dict[str, Array] | None) -> dict[str, Any]:
+        """What `check` tells of the set; `again` are the outputs of a second run on it, if there was one."""
+        found = self._compared(one, candidate) | self._top1(one, candidate)
+        if again is not None:
+            found["repeat"] = compare_outputs(candidate, again, **self.comparing)
+        return found
+
+    def _compared(self, one: Set, candidate: dict[str, Array]) -> dict[str, Any]:
+        reference = _reference(one["outputs"])
+        outputs = compare_outputs(reference, candidate, **self.comparing)
+        found: dict[str, Any] = {"set": one["name"], "outputs": outputs}
+        if self.task is not None:
+            # A metric is not asked about outputs that fail whatever it says.
+            fails = any("problem" in entry or entry["non_finite_candidate"] for entry in outputs.values())
+            given = (self.task, one["name"], reference, candidate, _labels(one))
+            found["task"] = {"loss": "inf"} if fails else task_loss(*given)
+        return found
+
+    def _top1(self, one: Set, candidate: Mapping[str, Array]) -> dict[str, Any]:
+        """{"top1": ...} as `metrics.accuracy_drop` tells it; {} without labels that fit the output."""
+        labels, reference, scores = _labels(one), _reference(one["outputs"]), self.scores
+        if labels is None or scores is None or scores not in candidate or scores not in reference:
+            return {}
+        if candidate[scores].shape != reference[scores].shape:
+            return {}
+        try:
+            return {"top1": accuracy_drop(reference[scores], candidate[scores], labels, 1, one["name"])}
+        except MetricError:
+            return {}  # labels of another kind, for a metric of the user's own
 
 
 class _Watch:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from routetune.tasks.engines.worker import StepFailed, Worker
 from routetune.tasks.errors import EnvironmentBroken
 from routetune.tasks.trial import Outcome
 
+from tests.killing import killing
 from tests.machine import small_model
 
 FAULTS = Path(__file__).parents[1] / "faults"
@@ -147,23 +145,9 @@ def test_all_out_is_a_broken_environment(site: Site) -> None:
 
 
 def test_a_worker_killed_again_and_again_costs_no_result(site: Site) -> None:
-    """By real signals, in whatever it does, also as it starts."""
-    over = threading.Event()
-
-    def kill() -> None:
-        while not over.wait(0.02):
-            process = site.members[1].attempts.worker._process
-            if process is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(process.popen.pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
+    """By real signals."""
+    with killing(lambda: [site.fleet], {1}):
         found = site.fleet.deal(lambda number: site.build(str(number)), range(30))
-    finally:
-        over.set()
-        killer.join()
     assert len(found) == 30
     assert list(site.fleet.out) == ["device 1"]
 

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 
-TARGET = """
-schema = 1
-name = "faulty"
-model = "model.onnx"
-backend = "{backend}"
-[accuracy]
-metric = "lInf"
-tolerance = 1e-3
-[search]
-routes = {routes}
-algorithm = "{algorithm}"
-[budget]
-trial_seconds = {trial_seconds}
-[timing]
-seconds = 0.1
-loads = 1
-finalists = 1
-confidence = 0.5
-"""
+from tests.quick import quick
 
 
 @pytest.fixture
@@ -41,8 +22,16 @@ def write_target(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         onnx.save(model, tmp_path / "model.onnx")
         path = tmp_path / "faulty.toml"
-        fields: dict[str, Any] = {"backend": backend, "algorithm": algorithm, "trial_seconds": trial_seconds}
-        path.write_text(TARGET.format(routes=routes, **fields))
+        text = quick(
+            "faulty",
+            "model.onnx",
+            routes,
+            backend,
+            search={"algorithm": algorithm},
+            budget={"trial_seconds": trial_seconds},
+            timing={"seconds": 0.1},
+        )
+        path.write_text(text)
         return path
 
     return write

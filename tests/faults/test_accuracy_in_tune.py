@@ -15,11 +15,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
+from routetune.tasks.bench import open_bench
+from routetune.tasks.errors import BadInput
+from routetune.tasks.reference import make_references
 from routetune.tasks.store import open_store
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.targets.model import inspect_model
 from routetune.tasks.targets.schema import load_target
 from routetune.tasks.targets.variations import probes
+
+from tests.flows.test_prefect import tune as tune_here
 
 HERE = Path(__file__).parent
 Tune = Callable[..., dict[str, Any]]
@@ -190,7 +195,7 @@ DIGITS = '[reference]\ninputs = "digits.npz"\nlabels = "y"\n'
 
 
 def test_a_metric_of_the_users_own(
-    write: Callable[..., Path], tune: Tune, routetune: Any, tmp_path: Path
+    write: Callable[..., Path], tune: Tune, routetune: Any, tmp_path: Path, store_folder: Path
 ) -> None:
     rule = DIGITS + '[accuracy]\nmetric = "mine:loss"\ntolerance = 0.5'
     target = write(rule, "-graph_optimization_level=[disabled|all]")
@@ -208,15 +213,24 @@ def test_a_metric_of_the_users_own(
     assert again["counts"]["builds"] == 0 and again["counts"]["eligible"] == 2
 
     mine.write_text(METRIC.format(loss="float('nan')"))
-    told = tune(target, code=2)["error"]
-    assert "'mine:loss' on input set 'digits' must give a number" in told and "nan" in told
+    with pytest.raises(BadInput, match=r"'mine:loss' on input set 'digits' must give a number.*nan"):
+        refer(target, store_folder)
     mine.write_text(METRIC.format(loss="1.0"))
-    assert "nothing could pass" in tune(target, code=2)["error"]
+    with pytest.raises(BadInput, match="nothing could pass"):
+        refer(target, store_folder)
 
 
-def test_the_drop_in_task_accuracy_is_the_constraint(write: Callable[..., Path], tune: Tune) -> None:
+def refer(target: Path, store_folder: Path) -> None:
+    """The first stage of a tune, which tries the metric before anything is built."""
+    with open_bench(target, open_store(store_folder)) as bench:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+
+
+def test_the_drop_in_task_accuracy_is_the_constraint(
+    write: Callable[..., Path], prefect_url: str, store_folder: Path
+) -> None:
     rule = DIGITS + '[accuracy]\nmetric = "accuracy_drop"\ntolerance = 0'
-    summary = tune(write(rule, "-graph_optimization_level=[disabled|all]"))
+    summary = tune_here(write(rule, "-graph_optimization_level=[disabled|all]"), store_folder)
     assert summary["counts"]["eligible"] == 2
     assert "accuracy_drop loss 0 <= tolerance 0" in summary["accuracy"]["verdict"]
     assert "over 32 rows" in summary["accuracy"]["verdict"]

@@ -42,7 +42,7 @@ def test_one_knob_aborts_one_hangs_one_makes_nan(
 ) -> None:
     routes = [f"{name}=[0|1]" for name in (fault.partition("=")[0] for fault in faulty_models.FAULTS)]
     routes += ["-enable_mem_pattern=[on|off]", "-MatMulAddFusion=[on|off]"]
-    target = write_target(faulty_models.three_faults(), routes, trial_seconds=6)
+    target = write_target(faulty_models.three_faults(), routes, trial_seconds=4)
     summary = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
     trials = by_route(summary)
     outcomes = {"SIGFPE": "crashed", "hang": "timed out", "NaN": "inaccurate"}
@@ -107,18 +107,16 @@ def test_an_operator_nobody_knows_is_refused_before_anything_starts(
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("folder", ["mod èle 士", "a b/c"])
 def test_names_and_working_directories_do_not_matter(
     write_target: Callable[..., Path],
     routetune: Any,
     prefect_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    folder: str,
 ) -> None:
     """A2, A9."""
     target = write_target(doubling(), ["-enable_mem_pattern=[on|off]"])
-    place = tmp_path / folder
+    place = tmp_path / "a b" / "mod èle 士"
     place.mkdir(parents=True)
     for name in ("model.onnx", "faulty.toml"):
         (tmp_path / name).rename(place / name)

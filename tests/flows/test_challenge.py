@@ -32,29 +32,11 @@ from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
 from routetune.tasks.trial import Outcome
 
+from tests.quick import quick
+
 FAST = "-session.enable_quant_qdq_cleanup=[0|1]"
 CLEAN = "-session.enable_quant_qdq_cleanup=1"
 NONE_FASTER = "-enable_mem_pattern=[on|off]"
-TARGET = """
-schema = 1
-name = "rounding"
-model = "rounding.onnx"
-backend = "onnxruntime"
-[reference]
-ranges = {{ x = [0.5, 1.0] }}
-[accuracy]
-metric = "lInf"
-tolerance = {tolerance}
-[search]
-routes = "{routes}"
-algorithm = "full"
-[timing]
-min_gain = 0.3
-seconds = 0.1
-loads = 3
-finalists = 1
-confidence = 0.5
-"""
 
 
 def rounding() -> onnx.ModelProto:
@@ -83,13 +65,24 @@ def rounding() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+def rounding_target(routes: str, tolerance: float = 1e-3) -> str:
+    return quick(
+        "rounding",
+        "rounding.onnx",
+        routes,
+        reference={"ranges": {"x": [0.5, 1.0]}},
+        accuracy={"tolerance": tolerance},
+        timing={"min_gain": 0.3, "seconds": 0.1, "loads": 3},
+    )
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
     onnx.save(rounding(), tmp_path / "rounding.onnx")
 
     def call(routes: str, tolerance: float = 1e-3) -> Path:
         path = tmp_path / "rounding.toml"
-        path.write_text(TARGET.format(routes=routes, tolerance=tolerance))
+        path.write_text(rounding_target(routes, tolerance))
         return path
 
     return call

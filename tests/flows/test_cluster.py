@@ -28,7 +28,8 @@ from routetune.tasks.targets import processor
 from routetune.tasks.targets.environment import Environment
 
 from tests.flows.test_fleet import CORES, ONE, ROUTES, TWO, facts
-from tests.flows.test_stages import HEAD, tune_on
+from tests.flows.test_stages import tune_on
+from tests.quick import quick
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 pytestmark = [
@@ -69,9 +70,8 @@ def target(tmp_path: Path) -> Callable[[str], Path]:
         external = {"save_as_external_data": True, "location": "weights/w", "size_threshold": 0}
         onnx.save(model, tmp_path / "m.onnx", **external)
         path = tmp_path / "t.toml"
-        fields = {"model": "m.onnx", "tolerance": 1e-3, "trial_seconds": 30, "routes": [ROUTES]}
-        text = HEAD.format(**fields).replace("[budget]", "prune = false\n[budget]")
-        path.write_text(text + f'[engine]\ndevice = "{device}"\n')
+        told = {"search": {"prune": False}, "budget": {"trial_seconds": 30}, "engine": {"device": device}}
+        path.write_text(quick("plain", "m.onnx", ROUTES, **told))
         return path
 
     return write

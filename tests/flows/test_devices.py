@@ -14,7 +14,8 @@ from routetune.tasks.devices import lock_name, locked
 from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.targets.schema import load_target
 
-from tests.flows.test_stages import HEAD, adding
+from tests.flows.test_stages import adding
+from tests.quick import quick
 from tests.targets.test_gpu import FakeNvml
 
 HOLD = """
@@ -40,13 +41,8 @@ def device(folder: Path, rule: str) -> AbstractContextManager[None]:
 
     onnx.save(adding(), folder / "m.onnx")
     path = folder / "t.toml"
-    fields = {
-        "model": "m.onnx",
-        "tolerance": 1,
-        "trial_seconds": 5,
-        "routes": ["-enable_mem_pattern=[on|off]"],
-    }
-    path.write_text(HEAD.format(**fields).replace("[timing]", f'[timing]\nexclusive = "{rule}"'))
+    told = {"budget": {"trial_seconds": 5}, "timing": {"exclusive": rule}}
+    path.write_text(quick("plain", "m.onnx", "-enable_mem_pattern=[on|off]", **told))
     return locked(load_target(path), ["cpu"])
 
 

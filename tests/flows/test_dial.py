@@ -13,32 +13,20 @@ import pytest
 from routetune.data import folder
 
 from tests.browser import browser, opened
+from tests.quick import quick
 
 __all__ = ["browser"]
 
-TARGET = """
-schema = 1
-name = "dialled"
-model = "digits_cnn.onnx"
-backend = "planted_backend:PlantedBackend"
-[shapes]
-x = "32x1x8x8"
-[reference]
-inputs = "digits.npz"
-labels = "y"
-[accuracy]
-metric = "lInf"
-tolerance = 7.5
-[search]
-routes = ["-a=[off|on] -b=[off|on] -c=[off|on] -d=[off|on]"]
-algorithm = "full"
-[timing]
-seconds = 0.3
-width = 0.02
-finalists = 1
-loads = 1
-confidence = 0.5
-"""
+DIALLED = quick(
+    "dialled",
+    "digits_cnn.onnx",
+    "-a=[off|on] -b=[off|on] -c=[off|on] -d=[off|on]",
+    backend="planted_backend:PlantedBackend",
+    shapes={"x": "32x1x8x8"},
+    reference={"inputs": "digits.npz", "labels": "y"},
+    accuracy={"tolerance": 7.5},
+    timing={"seconds": 0.3, "width": 0.02},
+)
 HERE = Path(__file__).parents[1] / "report"
 
 
@@ -49,7 +37,7 @@ def test_sixteen_candidates_from_infinity_to_zero(
     for name in ("models/digits_cnn.onnx", "inputs/digits.npz"):
         shutil.copy(folder() / name, tmp_path)
     target, page = tmp_path / "dialled.toml", tmp_path / "dialled.html"
-    target.write_text(TARGET)
+    target.write_text(DIALLED)
 
     def told(*arguments: str | Path) -> dict[str, Any]:
         process = routetune(*arguments, "--json", PREFECT_API_URL=prefect_url, PYTHONPATH=str(HERE))

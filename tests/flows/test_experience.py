@@ -20,28 +20,8 @@ from routetune.tasks.store.records import COLUMNS
 
 from tests.engines import faulty_models
 from tests.flows.test_stages import tune
+from tests.quick import quick
 
-TARGET = """
-schema = 1
-name = "{name}"
-model = "{model}"
-backend = "onnxruntime"
-{shapes}
-[accuracy]
-metric = "lInf"
-tolerance = {tolerance}
-[search]
-routes = {routes}
-algorithm = "{algorithm}"
-prune = {prune}
-[budget]
-trials = {trials}
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-"""
 #: The default's blocked convolutions and folded norms change bits, so of these only the last is exact.
 LEVELS = "-graph_optimization_level=[all|basic|disabled] -intra_op_num_threads=1"
 EXACT = "-graph_optimization_level=disabled -intra_op_num_threads=1"
@@ -49,11 +29,9 @@ EXACT = "-graph_optimization_level=disabled -intra_op_num_threads=1"
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    def call(model: onnx.ModelProto, name: str, routes: str, **fields: Any) -> Path:
+    def call(model: onnx.ModelProto, name: str, routes: str, **tables: Any) -> Path:
         onnx.save(model, tmp_path / f"{name}.onnx")
-        usual = {"tolerance": 1e-3, "algorithm": "full", "prune": "true", "trials": 60, "shapes": ""}
-        text = TARGET.format(**usual | fields | {"name": name, "model": f"{name}.onnx", "routes": [routes]})
-        (tmp_path / f"{name}.toml").write_text(text)
+        (tmp_path / f"{name}.toml").write_text(quick(name, f"{name}.onnx", routes, **tables))
         return tmp_path / f"{name}.toml"
 
     return call
@@ -82,7 +60,7 @@ def order(summary: dict[str, Any]) -> list[str]:
 
 
 def test_what_a_sibling_found_is_tried_first(write: Callable[..., Path], store_folder: Path) -> None:
-    exact = {"tolerance": 0, "shapes": '[shapes]\nx = "8x1x8x8"'}
+    exact = {"accuracy": {"tolerance": 0}, "shapes": {"x": "8x1x8x8"}}
     _, first = tune(write(digits(), "first", LEVELS, **exact), open_store(store_folder))
     _, other = tune(write(digits(1), "sibling", LEVELS, **exact), open_store(store_folder))
     assert list(first)[1] != EXACT and list(other)[:2] == ["", EXACT]
@@ -93,7 +71,7 @@ def test_what_a_sibling_found_is_tried_first(write: Callable[..., Path], store_f
 def test_a_siblings_winner_is_tried_first_and_judged_like_any_other(
     write: Callable[..., Path], routetune: Any, prefect_url: str
 ) -> None:
-    exact = {"tolerance": 0, "shapes": '[shapes]\nx = "8x1x8x8"'}
+    exact = {"accuracy": {"tolerance": 0}, "shapes": {"x": "8x1x8x8"}}
     first, sibling = write(digits(), "first", LEVELS, **exact), write(digits(1), "sibling", LEVELS, **exact)
     assert answer(routetune("priors", sibling, "--json"))["priors"] == []
     told = answer(routetune("tune", first, "--json", PREFECT_API_URL=prefect_url))
@@ -128,12 +106,12 @@ def test_a_rewrite_that_does_nothing_on_the_model_is_tried_last(
 ) -> None:
     """AttentionFusion finds no attention in a CNN; NchwcTransformer finds convolutions."""
     routes = "-session.disable_prepacking=[0|1] -NchwcTransformer=[on|off] -AttentionFusion=[on|off]"
-    fields = {"shapes": '[shapes]\nx = "8x1x8x8"'}
-    _, trials = tune(write(digits(), "cnn", routes, **fields), open_store(store_folder))
+    shapes = {"x": "8x1x8x8"}
+    _, trials = tune(write(digits(), "cnn", routes, shapes=shapes), open_store(store_folder))
     touches = ["-AttentionFusion=off" in route for route in trials]
     assert touches == [False] * 4 + [True] * 4
     assert all(trials[route].alias_of for route in list(trials)[4:])
-    plain = write(digits(), "plain", routes, prune="false", **fields)
+    plain = write(digits(), "plain", routes, search={"prune": False}, shapes=shapes)
     with open_bench(plain, open_store(store_folder)) as bench:
         assert not isinstance(open_campaign(bench).strategy, Pruned)
 
@@ -146,7 +124,7 @@ def test_a_crash_is_blamed_on_its_knob_and_put_off(write: Callable[..., Path], s
     sound = [*(f"{name}=[on|off]" for name in others), "-session.set_denormal_as_zero=[0|1]"]
     routes = " ".join([*sound, f"{crashing}=[0|1]"])
     _, trials = tune(
-        write(faulty_models.three_faults(), "faulty", routes, trials=26), open_store(store_folder)
+        write(faulty_models.three_faults(), "faulty", routes, budget={"trials": 26}), open_store(store_folder)
     )
     crashed = [route for route, trial in trials.items() if trial.outcome == "crashed"]
     assert crashed == [route for route in trials if crashing in route]
@@ -156,8 +134,8 @@ def test_a_crash_is_blamed_on_its_knob_and_put_off(write: Callable[..., Path], s
 @pytest.mark.slow
 def test_a_run_explains_itself(write: Callable[..., Path], routetune: Any, prefect_url: str) -> None:
     routes = "-NchwcTransformer=[on|off] -AttentionFusion=[on|off] -enable_mem_pattern=[on|off]"
-    fields = {"trials": 3, "algorithm": "fast", "shapes": '[shapes]\nx = "32x1x8x8"'}
-    target = write(digits(), "explained", routes, **fields)
+    told = {"search": {"algorithm": "fast"}, "budget": {"trials": 3}, "shapes": {"x": "32x1x8x8"}}
+    target = write(digits(), "explained", routes, **told)
     told = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))["explanation"]
     effects = {one["knob"]: one for one in told["effects"]}
     assert set(effects) == {"-NchwcTransformer", "-enable_mem_pattern"}

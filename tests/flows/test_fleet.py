@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +13,16 @@ import pytest
 from routetune.tasks import bench as benches
 from routetune.tasks import expand
 from routetune.tasks.bench import Bench
+from routetune.tasks.engines.fleet import Fleet
 from routetune.tasks.errors import EnvironmentBroken
 from routetune.tasks.report.summary import device_remarks
 from routetune.tasks.store import open_store
 from routetune.tasks.trial import Trial
 
-from tests.flows.test_stages import HEAD, tune
+from tests.flows.test_stages import tune
+from tests.killing import killing
 from tests.machine import Machine, small_model
+from tests.quick import quick
 
 CORES = sorted(os.sched_getaffinity(0))
 ONE = f"cpu:{CORES[0]}"
@@ -43,9 +43,8 @@ def target(tmp_path: Path) -> Callable[..., Path]:
     def write(device: str) -> Path:
         onnx.save(small_model(), tmp_path / "m.onnx")
         path = tmp_path / "t.toml"
-        fields = {"model": "m.onnx", "tolerance": 1e-3, "trial_seconds": 30, "routes": [ROUTES]}
-        text = HEAD.format(**fields).replace("[budget]", "prune = false\n[budget]")
-        path.write_text(text + f'[engine]\ndevice = "{device}"\n')
+        told = {"search": {"prune": False}, "budget": {"trial_seconds": 30}, "engine": {"device": device}}
+        path.write_text(quick("plain", "m.onnx", ROUTES, **told))
         return path
 
     return write
@@ -63,6 +62,10 @@ def benches_seen(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
 
     monkeypatch.setattr(benches, "Bench", noted)
     return seen
+
+
+def fleets(benches_seen: list[Bench]) -> Callable[[], list[Fleet]]:
+    return lambda: [bench.fleet for bench in benches_seen]
 
 
 def facts(trials: dict[str, Trial]) -> list[tuple[Any, ...]]:
@@ -115,7 +118,7 @@ def test_a_run_goes_on_when_one_of_two_workers_is_killed_again_and_again(
     target: Callable[..., Path], tmp_path: Path, benches_seen: list[Bench]
 ) -> None:
     store = open_store(tmp_path / "store")
-    with killing(benches_seen, {1}):
+    with killing(fleets(benches_seen), {1}):
         publication, trials = tune(target(TWO), store)
     assert len(trials) == 8 and all(trial.outcome == "eligible" for trial in trials.values())
     [bench] = benches_seen
@@ -131,32 +134,9 @@ def test_a_run_without_a_device_left_is_a_broken_environment(
     target: Callable[..., Path], tmp_path: Path, benches_seen: list[Bench]
 ) -> None:
     store = open_store(tmp_path / "store")
-    with killing(benches_seen, {0, 1}), pytest.raises(EnvironmentBroken):
+    with killing(fleets(benches_seen), {0, 1}), pytest.raises(EnvironmentBroken):
         tune(target(TWO), store)
     assert not [entry for entry in store.entries if "failure" in entry.value]
-
-
-@contextmanager
-def killing(benches_seen: list[Bench], numbers: set[int]) -> Iterator[None]:
-    """SIGKILL to these workers of the latest bench, whenever they are there."""
-    over = threading.Event()
-
-    def kill() -> None:
-        while not over.wait(0.02):
-            for bench in benches_seen:
-                members = [member for member in bench.fleet.members if member.number in numbers]
-                for process in [member.attempts.worker._process for member in members]:
-                    if process is not None:
-                        with suppress(ProcessLookupError):
-                            os.kill(process.popen.pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        yield
-    finally:
-        over.set()
-        killer.join()
 
 
 def test_remarks_name_the_share_of_each_device_and_who_was_taken_out() -> None:

@@ -15,32 +15,18 @@ from routetune.tasks.retune import TargetsFailed
 from routetune.tasks.store import open_store
 from routetune.tasks.subject import open_subject, today
 
-TARGET = """
-schema = 1
-name = "Seen_by.Prefect"
-model = "digits_cnn.onnx"
-backend = "onnxruntime"
-[shapes]
-x = "8x1x8x8"
-[accuracy]
-metric = "lInf"
-tolerance = 1e-3
-[search]
-routes = ["-enable_mem_pattern=[on|off] -MatMulAddFusion=[on|off]"]
-algorithm = "full"
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-"""
+from tests.quick import quick
+
+
+def seen(routes: str, name: str = "Seen_by.Prefect", model: str = "digits_cnn.onnx") -> str:
+    return quick(name, model, routes, shapes={"x": "8x1x8x8"})
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     shutil.copy(folder() / "models/digits_cnn.onnx", tmp_path)
     path = tmp_path / "seen.toml"
-    path.write_text(TARGET)
+    path.write_text(seen("-enable_mem_pattern=[on|off] -MatMulAddFusion=[on|off]"))
     return path
 
 
@@ -164,8 +150,7 @@ def test_a_retune_in_which_targets_failed_is_a_failed_run_that_names_them(
 
     places = target.parent / "of_which_some_fail"
     places.mkdir()
-    text = TARGET.replace("Seen_by.Prefect", "bad").replace("digits_cnn", "../digits_cnn")
-    (places / "bad.toml").write_text(text.replace("-enable_mem_pattern=", "-no_such_knob="))
+    (places / "bad.toml").write_text(seen("-no_such_knob=[on|off]", "bad", "../digits_cnn.onnx"))
     (places / "broken.toml").write_text("schema = 1\nmodel = 3\n")
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         with pytest.raises(TargetsFailed) as failed:

@@ -31,37 +31,29 @@ from routetune.tasks.subject import judged_by
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
 
+from tests.quick import quick
+
 # Prepacking off adds up in another order: its loss is some 2e-5, the others' is some 4e-6.
-TARGET = """
-schema = 1
-name = "dial"
-model = "digits_cnn.onnx"
-backend = "onnxruntime"
-[shapes]
-x = "32x1x8x8"
-[reference]
-inputs = "digits.npz"
-labels = "y"
-[accuracy]
-metric = "lInf"
-tolerance = 1e-5
-[search]
-routes = "-session.disable_prepacking=[0|1] -ConvBNFusion=[on|off]"
-algorithm = "full"
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 3
-confidence = 0.5
-"""
 
 
 def write_target(place: Path) -> Path:
     for name in ("models/digits_cnn.onnx", "inputs/digits.npz"):
         shutil.copy(folder() / name, place)
     path = place / "dial.toml"
-    path.write_text(TARGET)
+    path.write_text(dial(tolerance=1e-5))
     return path
+
+
+def dial(**accuracy: float) -> str:
+    return quick(
+        "dial",
+        "digits_cnn.onnx",
+        "-session.disable_prepacking=[0|1] -ConvBNFusion=[on|off]",
+        shapes={"x": "32x1x8x8"},
+        reference={"inputs": "digits.npz", "labels": "y"},
+        accuracy=accuracy,
+        timing={"finalists": 3},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +134,7 @@ def test_another_tolerance_is_a_choice_and_not_a_build(target: Path, store: Stor
     assert told in documents.doubts(documents.open_document(target, store, None))[-1]
     lines = documents.reproduce(documents.open_document(target, store, None))
     assert f"routetune publish {target} --epsilon 0.001 --metric lInf" in lines
-    target.write_text(TARGET.replace("tolerance = 1e-5", "tolerance = 1e-3"))
+    target.write_text(dial(tolerance=1e-3))
     state = freshness(target, store)
     assert (state.state, state.detail) == ("fresh", ""), "written into the file, it is what was published"
     assert documents.doubts(documents.open_document(target, store, None)) == []
@@ -172,7 +164,7 @@ def test_nothing_is_guessed_where_an_engine_or_a_figure_is_missing(target: Path,
     with pytest.raises(NeedsBuild, match="default route may win") as gone, pytest.warns():
         publish(target, store, 1e-3)
     assert gone.value.exit_code == 1 and default["engine"] in str(gone.value)
-    target.write_text(TARGET.replace("tolerance = 1e-5", "tolerance = 1e-5\natol = 1e-3"))
+    target.write_text(dial(tolerance=1e-5, atol=1e-3))
     with pytest.raises(RoutetuneError, match="atol"):
         publish(target, store, 1e-3)
     assert current(store).reference == first.reference

@@ -28,31 +28,9 @@ from routetune.tasks.verdicts.losses import LOSSES
 
 from conftest import Command, answer_of
 from tests.engines.test_qdq import layers, stuck
-from tests.flows.test_stages import HEAD, adding, tune
+from tests.flows.test_stages import adding, tune
+from tests.quick import quick
 
-TARGET = """
-schema = 1
-name = "places"
-model = "{model}"
-backend = "onnxruntime"
-[shapes]
-x = {{ min = "1x1x8x8", opt = "16x1x8x8", max = "16x1x8x8" }}
-[reference]
-samples = {samples}
-[accuracy]
-metric = "lInf"
-tolerance = {tolerance}
-[search]
-routes = ["{routes}"]
-algorithm = "full"
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-[quantization]
-per_channel = {per_channel}
-"""
 MAKING = ("calibrate", "rewrite", "build")
 PLACES = "@first=[*] @second=[*] @dense=[*] @last=[*]"
 
@@ -68,9 +46,17 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         if not (tmp_path / "m.onnx").exists():
             onnx.save(layers(), tmp_path / "m.onnx")
-        fields = {"routes": routes, "model": model, "tolerance": tolerance, "samples": samples}
         path = tmp_path / "target.toml"
-        path.write_text(TARGET.format(**fields, per_channel=str(per_channel).lower()))
+        text = quick(
+            "places",
+            model,
+            routes,
+            shapes={"x": {"min": "1x1x8x8", "opt": "16x1x8x8", "max": "16x1x8x8"}},
+            reference={"samples": samples},
+            accuracy={"tolerance": tolerance},
+            quantization={"per_channel": per_channel},
+        )
+        path.write_text(text)
         return path
 
     return call
@@ -196,7 +182,7 @@ def test_places_that_do_not_exist(routes: str, told: str, write: Callable[..., P
 def test_a_model_without_places_says_what_there_is(tmp_path: Path) -> None:
     onnx.save(adding(), tmp_path / "m.onnx")
     path = tmp_path / "plain.toml"
-    path.write_text(HEAD.format(model="m.onnx", routes=["@x=[*]"], tolerance=1, trial_seconds=30))
+    path.write_text(quick("plain", "m.onnx", "@x=[*]"))
     with pytest.raises(BadInput, match=r"unknown knob '@x'; model m\.onnx has no node .*; there is @fp16"):
         check_inputs(open_subject(path))
 

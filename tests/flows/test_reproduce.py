@@ -18,7 +18,7 @@ from routetune.tasks.store import Store, open_store
 from routetune.tasks.subject import open_subject
 from routetune.tasks.targets.inputs import input_sets
 
-from tests.flows.test_challenge import FAST, TARGET, built, rounding, tune
+from tests.flows.test_challenge import FAST, built, rounding, rounding_target, tune
 
 ROUTE = {"-session.enable_quant_qdq_cleanup": "1"}
 
@@ -27,7 +27,7 @@ ROUTE = {"-session.enable_quant_qdq_cleanup": "1"}
 def target(tmp_path: Path) -> Path:
     onnx.save(rounding(), tmp_path / "rounding.onnx")
     path = tmp_path / "rounding.toml"
-    path.write_text(TARGET.format(routes=FAST, tolerance=1e-3))
+    path.write_text(rounding_target(FAST))
     return path
 
 

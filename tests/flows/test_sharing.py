@@ -23,24 +23,7 @@ from routetune.tasks.timing import time_engines
 from routetune.tasks.trial import Outcome
 
 from tests.flows.test_stages import tune
-
-TARGET = """
-schema = 1
-name = "plain"
-model = "m.onnx"
-backend = "onnxruntime"
-[search]
-routes = ["-enable_mem_pattern=[on|off]"]
-algorithm = "full"
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-[accuracy]
-metric = "lInf"
-tolerance = 1e-3
-"""
+from tests.quick import quick
 
 
 @pytest.fixture
@@ -55,7 +38,7 @@ def target(tmp_path: Path) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, tmp_path / "m.onnx")
     path = tmp_path / "plain.toml"
-    path.write_text(TARGET)
+    path.write_text(quick("plain", "m.onnx", "-enable_mem_pattern=[on|off]"))
     return path
 
 

@@ -27,26 +27,8 @@ from routetune.tasks.timing import loaded_first, time_engines
 from routetune.tasks.trial import Trial
 
 from tests.engines import faulty_models
+from tests.quick import quick
 
-HEAD = """
-schema = 1
-name = "plain"
-model = "{model}"
-backend = "onnxruntime"
-[search]
-routes = {routes}
-algorithm = "full"
-[budget]
-trial_seconds = {trial_seconds}
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-[accuracy]
-metric = "lInf"
-tolerance = {tolerance}
-"""
 PATTERN = "-enable_mem_pattern=[on|off]"
 
 
@@ -66,8 +48,8 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         if model is not None:
             onnx.save(model, place / name)
         path = place / "plain.toml"
-        fields = {"model": name, "tolerance": tolerance, "trial_seconds": trial_seconds}
-        path.write_text(HEAD.format(routes=[routes], **fields))
+        told = {"accuracy": {"tolerance": tolerance}, "budget": {"trial_seconds": trial_seconds}}
+        path.write_text(quick("plain", name, routes, **told))
         return path
 
     return call

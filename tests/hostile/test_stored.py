@@ -19,8 +19,8 @@ from routetune.tasks.store.loader import load_current
 from routetune.tasks.store.manifests import BadPublication
 from routetune.tasks.store.sealed import seal
 
-from tests.hostile.bounds import fuzzing, refusal, runs, tree
-from tests.hostile.documents import mutations
+from tests.hostile.bounds import LONGEST, fuzzing, refusal, runs, tree
+from tests.hostile.documents import changed, mutations, places
 
 MANIFEST = {
     "bound_to": {"target": {}, "environment": {"device": "cpu", "backend": "onnxruntime"}},
@@ -29,44 +29,62 @@ MANIFEST = {
 }
 
 
+class Published:
+    """A publication in a store of its own, whose files are edited by one who can write to the store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = open_store(folder / "store")
+        engine = self.store.blobs.put_bytes(b"engine")
+        published = self.store.publications.publish("t", "0" * 16, engine, MANIFEST).engine
+        self.manifest, self.pointer = (
+            published.with_name("manifest.json"),
+            published.parents[2] / "current.json",
+        )
+        self.manifest.chmod(0o644)
+        self._originals = {path: path.read_bytes() for path in (self.manifest, self.pointer)}
+        self.contents = {path: json.loads(raw) for path, raw in self._originals.items()}
+        for content in self.contents.values():
+            del content["check"]
+
+    def edit(self, path: Path, content: Any) -> None:
+        """Put `content` there with all checksums right; it is refused in a sentence, or loaded."""
+        for original, raw in self._originals.items():
+            original.write_bytes(raw)
+        try:
+            path.write_bytes(seal(content))
+        except (TypeError, AttributeError, UnicodeEncodeError, ValueError):
+            return  # nothing that the format can hold
+        if path == self.manifest:  # as `forge` would: the pointer knows the edited file
+            known = {"manifest": hashlib.sha256(path.read_bytes()).hexdigest()}
+            self.pointer.write_bytes(seal(self.contents[self.pointer] | known))
+        root, environment = self.store.root, MANIFEST["bound_to"]["environment"]  # type: ignore[index]
+        refusal(lambda: load_current(root, "t"))
+        refusal(lambda: load_current(root, "t", today=environment))
+        refusal(lambda: self.store.publications.verify("t", "0" * 16))
+
+
 @runs
 def test_stored_json_that_was_edited_with_all_checksums_put_right(examples: int, tmp_path: Path) -> None:
     """By one who can write to the store: refused or loaded, never a traceback, never a file outside."""
-    store = open_store(tmp_path / "store")
-    published = store.publications.publish("t", "0" * 16, store.blobs.put_bytes(b"engine"), MANIFEST)
-    manifest, pointer = (
-        published.engine.with_name("manifest.json"),
-        published.engine.parents[2] / "current.json",
-    )
-    manifest.chmod(0o644)
-    originals = {path: path.read_bytes() for path in (manifest, pointer)}
-    outside = tree(tmp_path) - tree(store.root)
+    published = Published(tmp_path)
+    outside = tree(tmp_path) - tree(published.store.root)
 
     @fuzzing(examples)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        for path, raw in originals.items():
-            path.write_bytes(raw)
-        path = data.draw(st.sampled_from([manifest, pointer]))
-        content = json.loads(originals[path])
-        del content["check"]
-        edited = data.draw(mutations(content))
-        try:
-            path.write_bytes(seal(edited))
-        except (TypeError, AttributeError, UnicodeEncodeError, ValueError):
-            return  # nothing that the format can hold
-        if path == manifest:  # as `forge` would: the pointer knows the edited file
-            now = json.loads(originals[pointer]) | {
-                "manifest": hashlib.sha256(manifest.read_bytes()).hexdigest()
-            }
-            del now["check"]
-            pointer.write_bytes(seal(now))
-        refusal(lambda: load_current(store.root, "t"))
-        refusal(lambda: load_current(store.root, "t", today=MANIFEST["bound_to"]["environment"]))  # type: ignore[index]
-        refusal(lambda: store.publications.verify("t", "0" * 16))
+        path = data.draw(st.sampled_from(list(published.contents)))
+        published.edit(path, data.draw(mutations(published.contents[path])))
 
     check()
-    assert tree(tmp_path) - tree(store.root) == outside
+    assert tree(tmp_path) - tree(published.store.root) == outside
+
+
+def test_of_what_is_too_long_a_sentence_quotes_the_beginning(tmp_path: Path) -> None:
+    published = Published(tmp_path)
+    for path, content in published.contents.items():
+        for place in places(content):
+            for junk in ("a" * 2 * LONGEST, ["a" * 2 * LONGEST]):
+                published.edit(path, changed(content, place, junk, None))
 
 
 def test_stored_json_that_is_deep_is_damage(tmp_path: Path) -> None:

@@ -18,28 +18,10 @@ from routetune.data import folder
 from routetune.tasks.store.sealed import unseal
 
 from tests.buckets import SECRET, Server
+from tests.quick import quick
 
 pytestmark = pytest.mark.slow
 
-TARGET = """
-schema = 1
-name = "small"
-model = "digits_cnn.onnx"
-backend = "onnxruntime"
-[shapes]
-x = "8x1x8x8"
-[accuracy]
-metric = "lInf"
-tolerance = 1e-3
-[search]
-routes = ["-graph_optimization_level=[disabled|all] -session.disable_prepacking=[0|1]"]
-algorithm = "full"
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-"""
 URL = "s3://bucket/team"
 SERVICE = """
 import sys, numpy
@@ -58,7 +40,8 @@ class Hosts:
     def __init__(self, home: Path, server: Server, prefect_url: str) -> None:
         self.home, self.server = home, server
         self.target = home / "small.toml"
-        self.target.write_text(TARGET)
+        routes = "-graph_optimization_level=[disabled|all] -session.disable_prepacking=[0|1]"
+        self.target.write_text(quick("small", "digits_cnn.onnx", routes, shapes={"x": "8x1x8x8"}))
         shutil.copy(folder() / "models/digits_cnn.onnx", home)
         self.bucket = server.bucket("bucket") / "team"
         self.variables = server.variables | {"ROUTETUNE_STORE": URL, "PREFECT_API_URL": prefect_url}

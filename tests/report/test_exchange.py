@@ -9,28 +9,7 @@ import pytest
 
 from conftest import Command, answer_of
 from tests.engines.small_models import mlp
-
-TARGET = """
-schema = 1
-name = "mlp"
-model = "mlp.onnx"
-backend = "onnxruntime"
-[shapes]
-x = { min = "1x16", opt = "4x16", max = "8x16" }
-[accuracy]
-metric = "lInf"
-tolerance = 1e-3
-[search]
-routes = "-graph_optimization_level=[disabled|basic|all] -intra_op_num_threads=[0|1]"
-algorithm = "fast"
-[budget]
-trials = 3
-[timing]
-seconds = 0.05
-loads = 1
-finalists = 1
-confidence = 0.5
-"""
+from tests.quick import quick
 
 LOG = [
     {"tuner_version": "another", "tuning_expr": "..."},
@@ -52,7 +31,15 @@ LOG = [
 def target(tmp_path: Path) -> Path:
     mlp().save(tmp_path)
     path = tmp_path / "mlp.toml"
-    path.write_text(TARGET)
+    text = quick(
+        "mlp",
+        "mlp.onnx",
+        "-graph_optimization_level=[disabled|basic|all] -intra_op_num_threads=[0|1]",
+        shapes={"x": {"min": "1x16", "opt": "4x16", "max": "8x16"}},
+        search={"algorithm": "fast"},
+        budget={"trials": 3},
+    )
+    path.write_text(text)
     return path
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from routetune.tasks.errors import BadInput
+from routetune.tasks.store import keys
 from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.trial import Outcome
 
@@ -121,6 +122,17 @@ def test_kept_for_the_life_of_the_process(package, tmp_path):
     (tmp_path / package.name / "constants.py").write_text("FACTOR = 5\n")
     # The running process holds the earlier code, so its results are that code's.
     assert code_digest(f"{package.name}.stage") == before
+
+
+def test_a_source_is_parsed_once_however_many_digests_it_is_part_of(package, tmp_path, monkeypatch):
+    parsed = []
+    parse = keys.parse
+    monkeypatch.setattr(keys, "parse", lambda content, path: parsed.append(path) or parse(content, path))
+    digests = [package(), code_digest(f"{package.name}.rooms"), code_digest(f"{package.name}.engines")]
+    assert len(set(digests)) == 3
+    assert sorted(parsed) == sorted(set(parsed)) and len(parsed) == len(MODULES) - len(("unused", "other"))
+    package("constants.py", "2", "3")
+    assert parsed.count(str(tmp_path / package.name / "constants.py")) == 2, "other bytes are read anew"
 
 
 def test_our_own_modules(monkeypatch):

@@ -150,13 +150,18 @@ def open_session(
             read_config_from_model=0,
             disabled_optimizers=set(disabled),
         )
-    if session.get_providers()[0] != provider:
+    _insist(provider, session)
+    return session
+
+
+def _insist(provider: str, session: Any) -> None:
+    """Raise BadInput where the library took another provider; it only warns itself."""
+    if (taken := session.get_providers()[0]) != provider:
         raise BadInput(
-            f"onnxruntime took {session.get_providers()[0]} in place of {provider}, which it could not load; "
+            f"onnxruntime took {taken} in place of {provider}, which it could not load; "
             "the log says why. It needs the CUDA and cuDNN that onnxruntime-gpu was built for, as wheels "
             "beside it (pip install 'onnxruntime-gpu[cuda,cudnn]') or on LD_LIBRARY_PATH"
         )
-    return session
 
 
 def _options(knobs: Mapping[str, str]) -> Any:

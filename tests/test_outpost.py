@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx
 import pytest
-from routetune.tasks import remote as module
-from routetune.tasks.remote import Remote, code
+from routetune.tasks import outpost as module
+from routetune.tasks.outpost import Outpost, code
 from routetune.tasks.store.locks import device_lock
 from routetune.tasks.subject import today
 
@@ -22,11 +22,11 @@ DEVICE = f"cpu:{CORE}"
 
 
 @pytest.fixture
-def remote() -> Iterator[Remote]:
+def outpost() -> Iterator[Outpost]:
     before = dict(os.environ)
-    remote = Remote()
-    yield remote
-    remote.close()
+    outpost = Outpost()
+    yield outpost
+    outpost.close()
     os.environ.clear()
     os.environ.update(before)
 
@@ -50,50 +50,50 @@ def sha(content: bytes) -> str:
 
 
 def test_files_go_there_once_and_what_a_step_wrote_comes_back(
-    remote: Remote, order: dict[str, Any], tmp_path: Path
+    outpost: Outpost, order: dict[str, Any], tmp_path: Path
 ) -> None:
-    told = remote.open(order)
+    told = outpost.open(order)
     assert told["device"].endswith(f": {DEVICE}") and "refused" not in told
     there = told["folder"]
     onnx.save(small_model(), tmp_path / "m.onnx")
     model = (tmp_path / "m.onnx").read_bytes()
-    assert remote.missing({"b": ["m.onnx"]}) == ["b"]
-    remote.put("files/b/m.onnx", sha(model), model)
-    assert remote.missing({"b": ["m.onnx"]}) == [] and remote.missing({"b": ["m.onnx", "w"]}) == ["b"]
+    assert outpost.missing({"b": ["m.onnx"]}) == ["b"]
+    outpost.put("files/b/m.onnx", sha(model), model)
+    assert outpost.missing({"b": ["m.onnx"]}) == [] and outpost.missing({"b": ["m.onnx", "w"]}) == ["b"]
 
     build = {"model": f"{there}/files/b/m.onnx", "route": {}, "output": f"{there}/run/e.onnx"}
     arguments = {"backend": "onnxruntime", "order": build}
-    answer = remote.call("routetune.tasks.engines.steps:build", arguments, 30, {"e.onnx": None})
+    answer = outpost.call("routetune.tasks.engines.steps:build", arguments, 30, {"e.onnx": None})
     engine = answer["files"]["e.onnx"]
     assert sha(engine) == answer["result"]["digest"]
-    assert remote.missing({sha(engine): [sha(engine)]}) == [], "it need not travel back for its check"
+    assert outpost.missing({sha(engine): [sha(engine)]}) == [], "it need not travel back for its check"
 
-    again = remote.call("routetune.tasks.engines.steps:nothing", {}, 30, {"e.onnx": sha(engine)})
+    again = outpost.call("routetune.tasks.engines.steps:nothing", {}, 30, {"e.onnx": sha(engine)})
     assert again["failed"]["outcome"] == "failed" and again["failed"]["error"] == "AttributeError"
     assert b"has no attribute 'nothing'" in again["log"] and again["files"] == {}
 
 
 @pytest.mark.parametrize("place", ["../x", "run/../../x", "/etc/x", "files/../x", "worker/x", "run", ""])
-def test_only_places_for_files_are_written_to(remote: Remote, place: str) -> None:
+def test_only_places_for_files_are_written_to(outpost: Outpost, place: str) -> None:
     with pytest.raises(ValueError, match="no place for a file"):
-        remote.put(place, sha(b"x"), b"x")
+        outpost.put(place, sha(b"x"), b"x")
 
 
-def test_other_bytes_than_the_digest_says_are_not_kept(remote: Remote) -> None:
+def test_other_bytes_than_the_digest_says_are_not_kept(outpost: Outpost) -> None:
     with pytest.raises(ValueError, match="do not have SHA-256"):
-        remote.put("run/x", sha(b"x"), b"y")
-    assert not [path for path in remote._folder.rglob("*") if path.is_file()]
+        outpost.put("run/x", sha(b"x"), b"y")
+    assert not [path for path in outpost._folder.rglob("*") if path.is_file()]
 
 
 def test_a_cluster_s_own_variables_do_not_count(
-    remote: Remote, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    outpost: Outpost, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert "refused" not in remote.open(order)
+    assert "refused" not in outpost.open(order)
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def test_who_may_not_time_for_a_run_says_why(remote: Remote, order: dict[str, Any], tmp_path: Path) -> None:
+def test_who_may_not_time_for_a_run_says_why(outpost: Outpost, order: dict[str, Any], tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.so"
     plugin.write_bytes(b"theirs")
     other = dict.fromkeys(order["code"], "0")
@@ -105,21 +105,21 @@ def test_who_may_not_time_for_a_run_says_why(remote: Remote, order: dict[str, An
         ({"files": absent}, "must be at the same place on each node"),
         ({"devices": ["cpu:9999"]}, "names core 9999"),
     ):
-        one = Remote()
+        one = Outpost()
         assert told in one.open(order | change)["refused"]
         one.close()
     with device_lock(DEVICE, what="tuning another"):
-        assert "tuning another" in remote.open(order)["refused"]
+        assert "tuning another" in outpost.open(order)["refused"]
 
 
 def test_files_that_were_not_used_for_longest_make_room(
-    remote: Remote, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    outpost: Outpost, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote.open(order)
+    outpost.open(order)
     monkeypatch.setattr(module, "ROOM", 25)
     for number, bundle in enumerate(("a", "b", "c")):
-        remote.put(f"files/{bundle}/x", sha(b"0123456789"), b"0123456789")
-        os.utime(remote._folder / "files" / bundle, (number, number))
-    remote.missing({"a": ["x"]})
-    remote.call("routetune.tasks.engines.steps:versions", {"backend": "onnxruntime"}, 30, {})
-    assert remote.missing({name: ["x"] for name in "abc"}) == ["b"]
+        outpost.put(f"files/{bundle}/x", sha(b"0123456789"), b"0123456789")
+        os.utime(outpost._folder / "files" / bundle, (number, number))
+    outpost.missing({"a": ["x"]})
+    outpost.call("routetune.tasks.engines.steps:versions", {"backend": "onnxruntime"}, 30, {})
+    assert outpost.missing({name: ["x"] for name in "abc"}) == ["b"]

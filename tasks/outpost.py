@@ -1,4 +1,4 @@
-"""A device of this node that works for a run on another machine: what runs in a process of a cluster.
+"""An outpost: a device of this node that works for a run on another machine, in a process of a cluster.
 
 It knows nothing of the cluster. Files come and go as bytes with their SHA-256; all else is plain JSON.
 """
@@ -40,7 +40,7 @@ ROOM = 16 * 2**30
 LOG = 1 << 20
 
 
-class Remote:
+class Outpost:
     """One device of this node, locked, and a worker on it.
 
     Every answer is plain JSON, or bytes: what goes wrong with a step is data here, and an exception there.
