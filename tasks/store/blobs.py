@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from routetune.tasks.errors import RoutetuneError
@@ -78,9 +79,8 @@ class Blobs:
             # A copy is hashed as it is written, a moved file after its name is ours alone: the name is then
             # always that of the bytes kept, even while somebody still writes to `source`.
             if move and _moved(source, temporary):
-                digest = hash_file(temporary)
                 temporary.chmod(_READ_ONLY)
-                _sync(temporary)
+                digest = _hashed_and_synced(temporary)
             else:
                 digest = copy_hashed(source, temporary, _READ_ONLY)
             if not self._is_kept(digest):
@@ -161,6 +161,15 @@ def _moved(source: Path, target: Path) -> bool:
             raise
         return False
     return True
+
+
+def _hashed_and_synced(path: Path) -> str:
+    """The digest of a file that is on the disk then: the processor reads while the disk writes."""
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(_sync, path)
+        digest = hash_file(path)
+        synced.result()
+    return digest
 
 
 def _sync(path: Path) -> None:
