@@ -67,12 +67,18 @@ class Blobs:
                 write_atomically(self.path(digest), data, _READ_ONLY)
         return digest
 
-    def put_file(self, source: Path, *, move: bool = False) -> str:
+    def put_file(self, source: Path, *, move: bool = False, told: str | None = None) -> str:
         """Keep the bytes of `source`; returns their digest.
 
         Args:
             move: `source` may be used up; no bytes are copied when it is on the disk of the store.
+            told: the digest they are said to have: where its blob is here and whole, that is the answer, and
+                `source` is not read.
         """
+        if told is not None and self._is_kept(told):
+            if move:
+                source.unlink()
+            return told
         make_folder(self.folder)
         temporary = unfinished(self.folder)
         try:

@@ -132,8 +132,10 @@ def test_a_write_right_after_the_look_is_seen(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_written_to_just_now_is_not_remembered(age: float, grain: int, remembered: bool) -> None:
-    """Two writes within a tick look the same; also on file systems that keep whole seconds, and where a clock
-    is behind. Kernels that tell every two writes apart, and file systems of one kind, would show only a part."""
+    """Two writes within a tick look the same; also where files have whole seconds, or a clock is behind.
+
+    The machine at hand shows only a part: its kernel may tell any two writes apart.
+    """
     now = 1_700_000_000_123_456_789
     stamp = (now - round(age * 10**9)) // grain * grain
     assert proof._is_settled((1, 2, SIZE, stamp, stamp), now) is remembered
