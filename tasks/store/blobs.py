@@ -75,7 +75,7 @@ class Blobs:
             told: the digest they are said to have: where its blob is here and whole, that is the answer, and
                 `source` is not read.
         """
-        if told is not None and self._is_kept(told):
+        if told is not None and names.is_digest(told) and self._is_kept(told):
             if move:
                 source.unlink()
             return told
