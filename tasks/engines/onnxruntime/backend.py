@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.engines import cuda
 from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Runner
+from routetune.tasks.engines.onnxruntime.sidecars import LIMIT, embed
 from routetune.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class OnnxRuntime:
     """
 
     name = "onnxruntime"
+    largest_engine = LIMIT
 
     def knobs(self, device: str) -> KnobDatabase:
         """The knob database of the installed library for this device.
@@ -66,7 +68,6 @@ class OnnxRuntime:
         """
         from routetune.tasks.engines.onnxruntime.knobs import check_route
         from routetune.tasks.engines.onnxruntime.session import applied_at_load, kind_of, provider_of
-        from routetune.tasks.engines.onnxruntime.sidecars import embed
 
         provider = provider_of(order.device)
         check_route(order.route, kind_of(order.device))
