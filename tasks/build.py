@@ -95,7 +95,7 @@ def _make(bench: Bench, source: Source) -> tuple[dict[str, Any], list[str]]:
     )
     seconds = round(time.monotonic() - started, 3)
     check_unchanged(bench.subject)
-    blob = bench.store.blobs.put_file(output, move=True)
+    blob = bench.store.blobs.put_file(output, move=True, told=engine["digest"])
     if blob != engine["digest"]:
         raise OSError(
             f"engine {output.name} changed between the worker and the store: {engine['digest']} -> {blob}"

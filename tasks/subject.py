@@ -66,10 +66,23 @@ def open_subject(path: Path | str, memo: Memo = no_memo) -> Subject:
     target = load_target(Path(path))
     backend, devices = backend_and_devices(target)
     model = inspect_model(target, memo)
+    _refuse_too_large(target, model, backend)
     seen = _looks(model.files)
     environment = _one_environment(target, backend, devices)
     bound = bound_to(target, model, environment, inputs_digest(target, memo), memo)
     return Subject(target, model, backend, in_worker(devices), devices, environment, bound, seen)
+
+
+def _refuse_too_large(target: Target, model: ModelInfo, backend: str) -> None:
+    """Raise BadInput where no engine of the model can be kept, whatever its route: every build would fail."""
+    largest = getattr(open_backend(backend), "largest_engine", None)
+    if largest is not None and model.kept_bytes > largest:
+        raise BadInput(
+            f"{target.path}: every engine of model {model.path} would hold at least {model.kept_bytes} bytes "
+            f"of weights, but an engine of backend {backend} is one file of at most {largest}. Store the "
+            "weights in fewer bits (float16, or 8-bit with DequantizeLinear) or split the model, and tune "
+            "that; or tune it with another backend"
+        )
 
 
 def judged_by(subject: Subject, tolerance: float, metric: str | None = None) -> Subject:

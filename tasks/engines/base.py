@@ -91,6 +91,9 @@ class Backend(Protocol):
     A backend that can tell which knobs do nothing on a model has a method besides:
     `idle(order, knobs: Mapping[str, Sequence[str]]) -> list[str]`, the names among `knobs` (name -> values to
     be tried). Routes that differ only in these are tried last.
+
+    One whose engines cannot be of any size has an attribute `largest_engine`, bytes; a model whose weights
+    alone are more is refused before anything is built.
     """
 
     name: str

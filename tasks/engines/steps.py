@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from routetune.tasks.engines.base import BuildOrder, Engine, Runner, open_backend
+from routetune.tasks.engines.proof import digest_of
 
 
 class TamperedEngine(Exception):
@@ -48,14 +48,13 @@ def engine_from(path: str, engine: Mapping[str, Any]) -> Engine:
 
 @contextmanager
 def loaded(backend: str, engine: Engine, device: str, settings: Mapping[str, Any]) -> Iterator[Runner]:
-    """A runner for the engine, closed afterwards; the bytes are verified first.
+    """A runner for the engine, closed afterwards; the bytes are verified first, by `proof`.
 
     Raises:
         TamperedEngine: the file is not the one that was recorded.
         RunError: the library cannot load it.
     """
-    with engine.path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = digest_of(engine.path)
     if found != engine.digest:
         raise TamperedEngine(f"engine {engine.path} has SHA-256 {found}, expected {engine.digest}")
     try:

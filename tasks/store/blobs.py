@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from routetune.tasks.errors import RoutetuneError
@@ -66,21 +67,26 @@ class Blobs:
                 write_atomically(self.path(digest), data, _READ_ONLY)
         return digest
 
-    def put_file(self, source: Path, *, move: bool = False) -> str:
+    def put_file(self, source: Path, *, move: bool = False, told: str | None = None) -> str:
         """Keep the bytes of `source`; returns their digest.
 
         Args:
             move: `source` may be used up; no bytes are copied when it is on the disk of the store.
+            told: the digest they are said to have: where its blob is here and whole, that is the answer, and
+                `source` is not read.
         """
+        if told is not None and names.is_digest(told) and self._is_kept(told):
+            if move:
+                source.unlink()
+            return told
         make_folder(self.folder)
         temporary = unfinished(self.folder)
         try:
             # A copy is hashed as it is written, a moved file after its name is ours alone: the name is then
             # always that of the bytes kept, even while somebody still writes to `source`.
             if move and _moved(source, temporary):
-                digest = hash_file(temporary)
                 temporary.chmod(_READ_ONLY)
-                _sync(temporary)
+                digest = _hashed_and_synced(temporary)
             else:
                 digest = copy_hashed(source, temporary, _READ_ONLY)
             if not self._is_kept(digest):
@@ -161,6 +167,15 @@ def _moved(source: Path, target: Path) -> bool:
             raise
         return False
     return True
+
+
+def _hashed_and_synced(path: Path) -> str:
+    """The digest of a file that is on the disk then: the processor reads while the disk writes."""
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(_sync, path)
+        digest = hash_file(path)
+        synced.result()
+    return digest
 
 
 def _sync(path: Path) -> None:

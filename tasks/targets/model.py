@@ -19,6 +19,7 @@ from routetune.tasks.targets.problems import nearest
 from routetune.tasks.targets.profiles import complete_profiles
 from routetune.tasks.targets.rules import check_accuracy_rules
 from routetune.tasks.targets.sidecars import check_sidecars
+from routetune.tasks.targets.weights import kept_bytes
 from routetune.tasks.targets.wiring import check_wiring
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class ModelInfo:
         digest: see `digest.model_digest`.
         operators: how often each occurs, "Conv" or "domain:Name".
         size_bytes: the file and the tensors in its sidecars.
+        kept_bytes: of the weights that every engine holds; see `weights.kept_bytes`.
         files: the file and its sidecars.
         profiles: the target's profiles, completed by the inputs of fixed shape; never empty.
         indices: the inputs that select rows of a table.
@@ -77,6 +79,7 @@ class ModelInfo:
     digest: str
     operators: dict[str, int]
     size_bytes: int
+    kept_bytes: int
     files: tuple[Path, ...]
     profiles: tuple[Profile, ...]
     indices: dict[str, IndexRange]
@@ -105,6 +108,7 @@ def inspect_model(target: Target, memo: Memo = no_memo) -> ModelInfo:
         operators=found["operators"],
         indices={name: IndexRange(**one) for name, one in found["indices"].items()},
         size_bytes=found["size_bytes"],
+        kept_bytes=found["kept_bytes"],
         files=tuple(map(Path, found["files"])),
         digest=found["digest"],
         places=tuple(Place(name, tuple(nodes), text) for name, nodes, text in found["places"]),
@@ -124,6 +128,7 @@ def _intake(path: Path, plugins: bool, grouping: str) -> tuple[dict[str, Any], l
         "operators": count_operators(model),
         "indices": {name: asdict(one) for name, one in index_ranges(model).items()},
         "size_bytes": path.stat().st_size + sum(sidecar.size for sidecar in sidecars),
+        "kept_bytes": kept_bytes(model),
         "files": [str(file) for file in files],
         "places": [[one.name, one.nodes, one.help] for one in places_of(model, grouping)],
         "digest": digest_of(model, path),  # last: it empties the message

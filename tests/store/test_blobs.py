@@ -86,6 +86,34 @@ def test_damaged_blobs_are_set_aside_and_heal_when_put_again(store, tmp_path, da
     assert [kept.read_bytes() for kept in (store.root / "set-aside").iterdir()] == [bad]
 
 
+@pytest.mark.parametrize("move", [False, True])
+def test_what_is_said_to_be_there_is_not_read(store, tmp_path, move):
+    digest = store.blobs.put_bytes(DATA)
+    inode = store.blobs.path(digest).stat().st_ino
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    assert store.blobs.put_file(source, move=move, told=digest) == digest
+    assert source.exists() is not move
+    assert store.blobs.path(digest).stat().st_ino == inode
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_is_said_is_not_believed_of_what_is_not_there(store, tmp_path, damaged):
+    """A wrong digest names no bytes, and a right one heals what was damaged."""
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    digest, other = hashlib.sha256(DATA).hexdigest(), hashlib.sha256(b"other").hexdigest()
+    if damaged:
+        store.blobs.put_bytes(DATA)
+        store.blobs.path(digest).chmod(0o644)
+        store.blobs.path(digest).write_bytes(DATA[:-1] + b"\0")
+        with pytest.warns(StoreWarning, match="another digest"):
+            assert store.blobs.put_file(source, told=digest) == digest
+    assert store.blobs.put_file(source, told=other) == digest
+    assert store.blobs.verified(digest).read_bytes() == DATA
+    assert not store.blobs.has(other)
+
+
 def test_a_damaged_blob_is_missing_once_used(store):
     digest = store.blobs.put_bytes(DATA)
     path = store.blobs.path(digest)

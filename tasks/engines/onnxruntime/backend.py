@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.engines import cuda
 from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Runner
+from routetune.tasks.engines.onnxruntime.sidecars import LIMIT, embed
 from routetune.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class OnnxRuntime:
     """
 
     name = "onnxruntime"
+    largest_engine = LIMIT
 
     def knobs(self, device: str) -> KnobDatabase:
         """The knob database of the installed library for this device.
@@ -63,10 +66,8 @@ class OnnxRuntime:
             BadInput: a route, device or plugin that cannot be.
             BuildError: the library refuses the model or the route.
         """
-        from routetune.tasks.engines.onnxruntime.identity import identity
         from routetune.tasks.engines.onnxruntime.knobs import check_route
         from routetune.tasks.engines.onnxruntime.session import applied_at_load, kind_of, provider_of
-        from routetune.tasks.engines.onnxruntime.sidecars import embed
 
         provider = provider_of(order.device)
         check_route(order.route, kind_of(order.device))
@@ -76,15 +77,17 @@ class OnnxRuntime:
         order.output.unlink(missing_ok=True)
         try:
             _compile(order, provider)
-            model = _compiled(order.output)
+            data, model = _compiled(order.output)
             if embed(model, order.model.parent):
-                order.output.write_bytes(model.SerializeToString())
+                data = model.SerializeToString()
+                order.output.write_bytes(data)
             knobs = applied_at_load(order.route)
+            digest, known_by = _digests(data, model, knobs)
             return Engine(
                 path=order.output,
-                digest=_digest(order.output),
-                size=order.output.stat().st_size,
-                identity=identity(model, knobs),
+                digest=digest,
+                size=len(data),
+                identity=known_by,
                 options=_options(provider, kind_of(order.device), knobs),
             )
         except BaseException:
@@ -157,13 +160,14 @@ def _compile(order: BuildOrder, provider: str) -> None:
         disabled_optimizers,
         open_session,
         provider_options,
+        unpacked,
     )
 
     dimensions = _fixed_dimensions(order) if order.route.get("-free_dimension_override") == "on" else {}
     try:
         open_session(
             order.model,
-            build_options(order.route, order.output, dimensions),
+            unpacked(build_options(order.route, order.output, dimensions)),
             provider,
             provider_options=provider_options(order.route, order.device),
             plugins=order.settings.get("plugins", ()),
@@ -184,15 +188,27 @@ def _named(error: Exception) -> Exception:
     return named(error)
 
 
-def _compiled(path: Path) -> ModelProto:
+def _compiled(path: Path) -> tuple[bytes, ModelProto]:
+    """What the library wrote, read once: its bytes and its message."""
     import onnx
 
-    if not path.exists() or not path.stat().st_size:
+    data = path.read_bytes() if path.exists() else b""
+    if not data:
         raise BuildError("onnxruntime reported no error but wrote no engine")
     try:
-        return onnx.load(path, load_external_data=False)
+        return data, onnx.ModelProto.FromString(data)
     except Exception as error:
         raise BuildError(f"onnxruntime wrote an engine that is not an ONNX model: {error}") from error
+
+
+def _digests(data: bytes, model: ModelProto, knobs: dict[str, str]) -> tuple[str, str]:
+    """SHA-256 of the bytes, and the identity; hashing releases the GIL, so they are found together."""
+    from routetune.tasks.engines.onnxruntime.identity import identity
+
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(hashlib.sha256, data)
+        known_by = identity(model, knobs)
+        return whole.result().hexdigest(), known_by
 
 
 def _fixed_dimensions(order: BuildOrder) -> dict[str, int]:
@@ -231,8 +247,3 @@ def _options(provider: str, device: str, knobs: dict[str, str]) -> dict[str, Any
         "device": device,
         "knobs": knobs,
     }
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

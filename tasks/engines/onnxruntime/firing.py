@@ -20,6 +20,7 @@ from routetune.tasks.engines.onnxruntime.session import (
     disabled_optimizers,
     open_session,
     provider_of,
+    unpacked,
 )
 from routetune.tasks.errors import BadInput
 
@@ -56,7 +57,7 @@ def idle_knobs(order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> list[st
 
 def _log_of(order: BuildOrder, route: Mapping[str, str]) -> str:
     """What the library writes while it builds a route; the engine is not kept."""
-    options = build_options(route, order.output, {})
+    options = unpacked(build_options(route, order.output, {}))
     options.log_severity_level = _INFO
     disabled, plugins = disabled_optimizers(route), order.settings.get("plugins", ())
     try:

@@ -8,7 +8,10 @@ numbers in order of first use; a one-to-one renaming cannot make two different g
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.canonical import digest
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 Json = Any
+
+#: Bytes from which a tensor is worth a thread.
+_LARGE = 1 << 20
 
 
 def identity(model: ModelProto, knobs: Mapping[str, str]) -> str:
@@ -52,7 +58,8 @@ class _Normal:
         inputs = [[self.name(value.name), self.type(value.type)] for value in graph.input]
         nodes = [self.node(node) for node in graph.node]
         outputs = [[self.name(value.name), self.type(value.type)] for value in graph.output]
-        weights = {weight.name: _tensor(weight) for weight in graph.initializer}
+        names = [weight.name for weight in graph.initializer]
+        weights = dict(zip(names, _tensors(graph.initializer), strict=True))
         weights |= {weight.values.name: _sparse(weight) for weight in graph.sparse_initializer}
         shapes = {value.name: self.type(value.type) for value in graph.value_info}
         return {
@@ -142,6 +149,16 @@ def _used_functions(
             for graph in (*([entry.g] if entry.HasField("g") else []), *entry.graphs):
                 waiting.extend(graph.node)
     return used
+
+
+def _tensors(tensors: Sequence[TensorProto]) -> list[Json]:
+    """`_tensor` of each. Hashing releases the GIL, and a large model is little else than large tensors."""
+    large = [tensor.ByteSize() >= _LARGE for tensor in tensors]
+    with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
+        hashed = pool.map(_tensor, itertools.compress(tensors, large))
+        return [
+            next(hashed) if is_large else _tensor(one) for one, is_large in zip(tensors, large, strict=True)
+        ]
 
 
 def _tensor(tensor: TensorProto) -> Json:

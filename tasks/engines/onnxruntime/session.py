@@ -89,6 +89,16 @@ def build_options(route: Mapping[str, str], output: Path, dimensions: Mapping[st
     return options
 
 
+def unpacked(options: Any) -> Any:
+    """The options of a build whose session is never run: without packing weights for the kernels.
+
+    Packing takes half of the time of a large model, and is never written: whoever loads the engine packs, or
+    leaves it where the route says so (`applied_at_load`).
+    """
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
 def load_options(knobs: Mapping[str, str]) -> Any:
     """SessionOptions that load a built engine: its graph is final, the rest of its route is applied again."""
     import onnxruntime

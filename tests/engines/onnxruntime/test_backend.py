@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Runner
 from routetune.tasks.engines.onnxruntime.backend import OnnxRuntime
+from routetune.tasks.engines.onnxruntime.identity import identity
 from routetune.tasks.engines.onnxruntime.knobs import knob_database
 from routetune.tasks.engines.onnxruntime.rules import graph, node, ramp
 from routetune.tasks.engines.onnxruntime.runner import SessionRunner
@@ -24,6 +25,7 @@ from routetune.tasks.engines.onnxruntime.session import (
     build_options,
     disabled_optimizers,
     open_session,
+    unpacked,
 )
 from routetune.tasks.errors import BadInput
 
@@ -109,6 +111,18 @@ def test_the_loaded_engine_is_the_session_that_was_built(route: dict[str, str], 
             one, other = built.infer(inputs), loaded.infer(inputs)
             assert list(one) == list(other)
             assert all(one[name].tobytes() == other[name].tobytes() for name in one), sample.name
+
+
+def test_packing_weights_leaves_nothing_in_the_file(tmp_path: Path) -> None:
+    """An engine is built without it; the file is the one that a build with it writes."""
+    for name, make in patterns.PATTERNS.items():
+        onnx.save(make(), tmp_path / "m.onnx")
+        written = []
+        for change in (unpacked, lambda options: options):
+            options = change(build_options({}, tmp_path / "engine", {}))
+            open_session(tmp_path / "m.onnx", options, "CPUExecutionProvider")
+            written.append(identity(onnx.load(tmp_path / "engine"), {}))
+        assert written[0] == written[1], name
 
 
 def test_all_patterns_load_and_run_as_built(tmp_path: Path) -> None:

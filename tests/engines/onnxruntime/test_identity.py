@@ -255,3 +255,39 @@ def test_the_same_route_twice_has_one_identity(name: str, tmp_path: Path) -> Non
     sample = Sample(name, patterns.PATTERNS[name](), {})
     sample.save(tmp_path)
     assert build(sample, tmp_path).identity == build(sample, tmp_path).identity
+
+
+def test_large_weights_count_like_small_ones() -> None:
+    """They are hashed on threads: each still stands for its own name, in any order."""
+    rng = np.random.default_rng(0)
+    large = {f"w{at}": rng.standard_normal((512, 1024)).astype(np.float32) for at in range(3)}
+    small = {"s": patterns.ramp(4), "t": patterns.ramp(4) * 2}
+    mixed = {"w0": large["w0"], "s": small["s"], "w1": large["w1"], "w2": large["w2"], "t": small["t"]}
+    nodes = [node(f"Identity {name} -> {name}o") for name in mixed]
+    model = graph([*nodes, node("Relu x -> y")], mixed)
+
+    def of(change: Change | None = None) -> str:
+        other = ModelProto.FromString(model.SerializeToString())
+        if change is not None:
+            change(other)
+        return identity(other, {})
+
+    def flipped(at: int) -> Change:
+        def change(other: ModelProto) -> None:
+            raw = bytearray(other.graph.initializer[at].raw_data)
+            raw[-1] ^= 1
+            other.graph.initializer[at].raw_data = bytes(raw)
+
+        return change
+
+    def swapped(other: ModelProto) -> None:
+        one, two = other.graph.initializer[0], other.graph.initializer[2]
+        one.raw_data, two.raw_data = two.raw_data, one.raw_data
+
+    def turned(other: ModelProto) -> None:
+        weights = list(other.graph.initializer)[::-1]
+        del other.graph.initializer[:]
+        other.graph.initializer.extend(weights)
+
+    assert {of(), of(turned)} == {of()}
+    assert len({of(), of(swapped), *(of(flipped(at)) for at in range(len(mixed)))}) == 2 + len(mixed)
