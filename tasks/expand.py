@@ -77,7 +77,8 @@ class Campaign:
             kept: Strategy = Recorded(self._only)
             kept.tell(list(self.bench.trials.values()))
             return kept
-        open_it = partial(open_search, search.algorithm, seed=search.seed)
+        devices = len(self.bench.fleet.members)
+        open_it = partial(open_search, search.algorithm, seed=search.seed, at_once=devices)
         strategy: Strategy = open_it(self.space)
         if search.prune:
             strategy = Pruned(open_it, self.space, self._idle)

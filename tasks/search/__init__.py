@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 STRATEGIES = ("auto", "fast", "full", "guided", "mixed", "model", "racing", "random", "screening")
 
 
-def open_search(name: str, space: RouteSpace, seed: int = 0) -> Strategy:
+def open_search(name: str, space: RouteSpace, seed: int = 0, at_once: int = 1) -> Strategy:
     """A fresh search of a space; `seed` matters to those that draw, which "fast", "full" and "mixed" do not.
+
+    Args:
+        at_once: how many routes are tried side by side. Searches that choose each route by all that is known
+            choose so many at a time; the others have more than that to name anyway.
 
     Raises:
         BadInput: no strategy has this name, or the library that it needs is not installed.
@@ -30,22 +34,18 @@ def open_search(name: str, space: RouteSpace, seed: int = 0) -> Strategy:
     if name == "random":
         return sampled.Sampled(space, seed)
     if name in STRATEGIES:
-        return _open_informed(name, space, seed)
+        return _open_informed(name, space, seed, at_once)
     raise BadInput(f"search algorithm {name!r} is not known; choose one of {', '.join(STRATEGIES)}")
 
 
-def _open_informed(name: str, space: RouteSpace, seed: int) -> Strategy:
+def _open_informed(name: str, space: RouteSpace, seed: int, at_once: int) -> Strategy:
     # Imported here, since numpy is not needed to print help.
     from routetune.tasks.search import auto, guided, model, racing, screening
 
-    kinds = {
-        "auto": auto.open_auto,
-        "guided": guided.Guided,
-        "model": model.Model,
-        "racing": racing.Racing,
-        "screening": screening.Screening,
-    }
-    return kinds[name](space, seed)
+    if name == "screening":
+        return screening.Screening(space, seed)
+    kinds = {"auto": auto.open_auto, "guided": guided.Guided, "model": model.Model, "racing": racing.Racing}
+    return kinds[name](space, seed, at_once)
 
 
 def expand(name: str, space: RouteSpace, seed: int = 0) -> Iterator[dict[str, str]]:

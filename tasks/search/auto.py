@@ -26,7 +26,7 @@ class AutoScreening(Screening):
     name = "auto"
 
 
-def open_auto(space: RouteSpace, seed: int = 0) -> Guided | Screening:
+def open_auto(space: RouteSpace, seed: int = 0, at_once: int = 1) -> Guided | Screening:
     """A fresh search, the kind chosen by the number of knobs."""
     many = sum(term.variable and len(term.values) > 1 for term in space.terms) > MANY
-    return AutoScreening(space, seed) if many else AutoGuided(space, seed)
+    return AutoScreening(space, seed) if many else AutoGuided(space, seed, at_once)

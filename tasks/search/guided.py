@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.search.blame import Blame
 from routetune.tasks.search.informed import Informed
-from routetune.tasks.search.surrogate import Surrogate
+from routetune.tasks.search.surrogate import Belief, Surrogate
 
 if TYPE_CHECKING:
     from routetune.tasks.routes.route import Route
+    from routetune.tasks.search.informed import Known
     from routetune.tasks.trial import Trial
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
     Codes = np.ndarray[Any, np.dtype[np.int64]]
-    Known = Sequence[tuple[tuple[int, ...], Trial]]
     Swap = tuple[tuple[int, int, int], ...]
 
 #: Log speeds this far below the best say no more than "slow": one hopeless value would drown the others.
 CLIP = 1.5
 #: So many builds, the default's included, are chosen for the pairs of values that they show first.
-FIRST = 3
+FIRST = 5
 #: How often an exchange of values that made no difference once made none elsewhere, and how often one: what
 #: is taken for seen before anything was.
 ALIKE, UNLIKE = 1.0, 0.1
@@ -45,30 +45,43 @@ class Guided(Informed):
 
     name = "guided"
 
-    def _pick(self, known: Known, pool: Sequence[Route]) -> Route:
-        rng = self.generator(known)
+    def _pick(self, known: Known, pool: Sequence[Route], awaited: Sequence[Route]) -> Route:
+        rng = self.generator(known, awaited)
         candidates = np.array([self.code(route) for route in pool])
-        return pool[int(np.argmax(self._worth(known, candidates, rng)))]
+        beside = np.array([self.code(route) for route in awaited], dtype=np.int64)
+        return pool[int(np.argmax(self._worth(known, candidates, beside, rng)))]
 
-    def _worth(self, known: Known, candidates: Codes, rng: np.random.Generator) -> Array:
+    def _worth(self, known: Known, candidates: Codes, awaited: Codes, rng: np.random.Generator) -> Array:
         works = _works(known, candidates, rng)
         timed = [(code, trial) for code, trial in known if _log(trial) is not None]
         if not timed:
             return works
         seen = np.array([code for code, _ in timed])
         eligible = [log for _, trial in timed if trial.eligible and (log := _log(trial)) is not None]
-        if eligible and len(known) < FIRST:
-            return np.asarray(works * (fresh_pairs(seen, candidates) + 0.01))
+        if eligible and len(known) + len(awaited) < FIRST:
+            shown = np.concatenate([seen, awaited.reshape(-1, seen.shape[1])])
+            return np.asarray(works * (fresh_pairs(shown, candidates) + 0.01))
         logs = np.array([_log(trial) for _, trial in timed], dtype=np.float64)
         best = max(eligible, default=float(logs.max()))
         deviations = np.array([_deviation(trial) for _, trial in timed])
-        belief = Surrogate(seen, np.maximum(logs, best - CLIP), rng, deviations).predict(candidates)
+        belief = _belief(seen, np.maximum(logs, best - CLIP), deviations, candidates, awaited, rng)
         if not eligible:
             return np.asarray(works * np.exp(0.5 * belief.mean.mean(axis=0)))
-        return np.asarray(works * belief.improvement(best) * (1 - twins(known, candidates)))
+        return np.asarray(works * belief.improvement(best) * (1 - twins(known, candidates, awaited)))
 
     def _how(self) -> str:
         return "the route with the largest expected gain, build by build"
+
+
+def _belief(
+    seen: Codes, logs: Array, deviations: Array, candidates: Codes, awaited: Codes, rng: np.random.Generator
+) -> Belief:
+    """What is believed of the candidates, where each awaited route is as fast as it is expected to be."""
+    if len(awaited):
+        expected = Surrogate(seen, logs, rng, deviations).predict(awaited).mean.mean(axis=0)
+        seen, logs = np.concatenate([seen, awaited]), np.concatenate([logs, expected])
+        deviations = np.concatenate([deviations, np.zeros(len(awaited))])
+    return Surrogate(seen, logs, rng, deviations).predict(candidates)
 
 
 def _works(known: Known, candidates: Codes, rng: np.random.Generator) -> Array:
@@ -101,8 +114,8 @@ def _deviation(trial: Trial) -> float:
     return min(WIDEST, math.log(high / low) / (2 * 1.96))
 
 
-def twins(known: Known, candidates: Codes) -> Array:
-    """How likely each candidate is an alias of a route that was tried, shape (candidates,).
+def twins(known: Known, candidates: Codes, awaited: Sequence[Sequence[int]] | Codes = ()) -> Array:
+    """How likely each candidate is an alias of a route that was tried or is awaited, shape (candidates,).
 
     Where two routes were one engine, the values in which they differ made no difference, and are exchanged
     in a candidate: if that gives a route that was tried, the two likely are one engine again. The more so the
@@ -119,7 +132,7 @@ def twins(known: Known, candidates: Codes) -> Array:
     }
     swaps = sorted(found, key=lambda swap: (len(swap), swap))[:MOST_SWAPS]
     odds = [(swap, _makes_none(swap, engine)) for swap in swaps]
-    tried = {code for code, _ in known}
+    tried = {code for code, _ in known} | {tuple(map(int, code)) for code in awaited}
     rows = map(tuple, candidates.tolist())
     return np.array([max((p for s, p in odds if _swapped(row, s) in tried), default=0.0) for row in rows])
 

@@ -17,39 +17,52 @@ if TYPE_CHECKING:
     from routetune.tasks.trial import Trial
 
     Codes = np.ndarray[Any, np.dtype[np.int64]]
+    Known = Sequence[tuple[tuple[int, ...], Trial]]
 
 #: Spaces up to this many routes are weighed whole; of larger ones this many candidates.
 POOL = 600
 
 
 class Informed(Staged):
-    """One route at a time, the next a pure function of the seed and of all trials told: so it resumes from
-    them alone, and trials of an earlier run count like its own.
+    """The next route is a pure function of the seed and of all trials told: so it resumes from them alone,
+    and trials of an earlier run count like its own.
 
     Attributes:
         seed: for whatever the choice draws.
+        at_once: so many routes are chosen before the first of them is told, for as many devices.
     """
 
-    def __init__(self, space: RouteSpace, seed: int = 0) -> None:
+    def __init__(self, space: RouteSpace, seed: int = 0, at_once: int = 1) -> None:
         super().__init__(space)
-        self.seed = seed
+        self.seed, self.at_once = seed, at_once
         self._levels = [{value: at for at, value in enumerate(term.values)} for term in space.terms]
 
     @abstractmethod
-    def _pick(self, known: Sequence[tuple[tuple[int, ...], Trial]], pool: Sequence[Route]) -> Route:
-        """The next route, one of `pool`; `known` is not empty, and sorted."""
+    def _pick(self, known: Known, pool: Sequence[Route], awaited: Sequence[Route]) -> Route:
+        """The next route, one of `pool`.
 
-    def choose(self) -> Route | None:
-        """The next route, or None when every route was told."""
+        Args:
+            known: trials told, with their codes; not empty, and sorted.
+            awaited: routes chosen just before, of which nothing is known yet.
+        """
+
+    def choose(self, awaited: Sequence[Route] = ()) -> Route | None:
+        """The next route beside the `awaited`, or None when every other route was told."""
         known = self._known()
-        pool = self._pool(known)
+        pool = [route for route in self._pool(known) if route not in awaited]
         if not pool:
             return None
-        return self._pick(known, pool) if known else pool[0]
+        return self._pick(known, pool, awaited) if known else pool[0]
 
     def _stages(self) -> Iterator[Iterable[Route]]:
-        while (route := self.choose()) is not None:
-            yield [route]
+        while batch := self._batch():
+            yield batch
+
+    def _batch(self) -> list[Route]:
+        chosen: list[Route] = []
+        while len(chosen) < self.at_once and (route := self.choose(chosen)) is not None:
+            chosen.append(route)
+        return chosen
 
     def code(self, route: Route) -> tuple[int, ...]:
         """The value of each knob by its place in the list; one past the end for a default not listed."""
@@ -57,9 +70,9 @@ class Informed(Staged):
         terms = zip(self._levels, self.space.terms, strict=True)
         return tuple(levels.get(told.get(t.knob.name, t.knob.default), len(levels)) for levels, t in terms)
 
-    def generator(self, known: Sequence[Any]) -> np.random.Generator:
-        """Random numbers that depend on the seed and on how much is known."""
-        return np.random.default_rng([self.seed, len(known)])
+    def generator(self, known: Sequence[Any], awaited: Sequence[Route] = ()) -> np.random.Generator:
+        """Random numbers that depend on the seed, on how much is known, and on how much will be."""
+        return np.random.default_rng([self.seed, len(known) + len(awaited)])
 
     def _known(self) -> list[tuple[tuple[int, ...], Trial]]:
         """Trials of this space's routes, with their codes, in an order that no order of telling changes."""
@@ -70,7 +83,7 @@ class Informed(Staged):
         ]
         return sorted(found, key=lambda pair: pair[0])
 
-    def _pool(self, known: Sequence[tuple[tuple[int, ...], Trial]]) -> list[Route]:
+    def _pool(self, known: Known) -> list[Route]:
         """Routes not told yet; the baseline first where it is one, since the others are compared with it."""
         if self.space.size <= POOL:
             pool = [route for route in self.space if route not in self._told]
@@ -85,7 +98,7 @@ class Informed(Staged):
                 pool.insert(0, first)
         return pool
 
-    def _sampled_pool(self, known: Sequence[tuple[tuple[int, ...], Trial]]) -> list[Route]:
+    def _sampled_pool(self, known: Known) -> list[Route]:
         """Of a large space: neighbours of the best routes, mixtures of two of them, and random routes."""
         rng = random.Random(f"{self.seed} {len(known)}")
         best = sorted((t for _, t in known if t.eligible), key=lambda t: -(t.speed or 0.0))[:6]

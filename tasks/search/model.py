@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     import optuna
     from routetune.tasks.routes.route import Route
     from routetune.tasks.routes.space import RouteSpace
+    from routetune.tasks.search.informed import Known
     from routetune.tasks.trial import Trial
-
-    Known = Sequence[tuple[tuple[int, ...], Trial]]
 
 #: Drawn before the estimator begins.
 STARTUP = 6
@@ -34,19 +33,19 @@ class Model(Informed):
 
     name = "model"
 
-    def __init__(self, space: RouteSpace, seed: int = 0) -> None:
-        super().__init__(space, seed)
+    def __init__(self, space: RouteSpace, seed: int = 0, at_once: int = 1) -> None:
+        super().__init__(space, seed, at_once)
         _library()
 
-    def _pick(self, known: Known, pool: Sequence[Route]) -> Route:
+    def _pick(self, known: Known, pool: Sequence[Route], awaited: Sequence[Route]) -> Route:
         study = self._study(known)
         for _ in range(REPEATS):
             values = study.ask(self._distributions()).params
             if self.space.allows(values):
                 route = self.space.route(values)
-                if route not in self._told:
+                if route not in self._told and route not in awaited:
                     return route
-        return pool[int(self.generator(known).integers(len(pool)))]
+        return pool[int(self.generator(known, awaited).integers(len(pool)))]
 
     def _study(self, known: Known) -> optuna.Study:
         library = _library()

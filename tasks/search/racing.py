@@ -11,9 +11,8 @@ from routetune.tasks.search.informed import Informed
 
 if TYPE_CHECKING:
     from routetune.tasks.routes.route import Route
+    from routetune.tasks.search.informed import Known
     from routetune.tasks.trial import Trial
-
-    Known = Sequence[tuple[tuple[int, ...], Trial]]
 
 #: Builds before the first value may drop out.
 ROUND = 6
@@ -35,15 +34,15 @@ class Racing(Informed):
 
     name = "racing"
 
-    def _pick(self, known: Known, pool: Sequence[Route]) -> Route:
-        rng = self.generator(known)
+    def _pick(self, known: Known, pool: Sequence[Route], awaited: Sequence[Route]) -> Route:
+        rng = self.generator(known, awaited)
         codes = np.array([self.code(route) for route in pool])
         racing = self._racing(known[:0] if len(known) < ROUND else known)
         inside = np.array(
             [[value in alive for value, alive in zip(row, racing, strict=True)] for row in codes.tolist()]
         )
         outside = (~inside).sum(axis=1)
-        seen = np.array([code for code, _ in known])
+        seen = np.array([*(code for code, _ in known), *map(self.code, awaited)])
         often = sum(
             (codes[:, knob, None] == seen[None, :, knob]).sum(axis=1) for knob in range(codes.shape[1])
         )

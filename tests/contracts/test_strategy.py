@@ -128,6 +128,19 @@ def test_batch_sizes_and_the_order_of_telling_change_nothing(
         assert flat(run(open_search(name, space, 3), outcomes, cycle(sizes), shuffle)) == one_by_one
 
 
+@pytest.mark.parametrize("at_once", [2, 3])
+def test_several_at_once_rest_on_what_was_told(name: str, space: RouteSpace, at_once: int) -> None:
+    """As many as there are devices, whichever of them ends first; and none is missed or tried twice."""
+    whole = flat(run(open_search(name, space, 1, at_once), landscape, cycle([at_once])))
+    assert len(set(whole)) == len(whole)
+    assert flat(run(open_search(name, space, 1, at_once), landscape, cycle([1, 1000]), shuffle=2)) == whole
+    if name in ("auto", "guided", "model", "racing"):
+        assert set(whole) == set(flat(run(open_search(name, space, 1), landscape, cycle([1]))))
+        search = open_search(name, space, 1, at_once)
+        search.tell([landscape(Route())])
+        assert len(search.ask(at_once)) == min(at_once, len(set(whole) - {Route()}))
+
+
 def test_the_total_is_what_was_asked(name: str, space: RouteSpace, outcomes: Outcomes) -> None:
     search = open_search(name, space)
     planned = search.total
