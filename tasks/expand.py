@@ -54,7 +54,7 @@ class Campaign:
         self.priors = priors
         self._only = recorded
         self._first = [prior.route for prior in priors.priors]
-        self._idle: list[str] = []
+        self._idle: dict[str, list[tuple[str, str]]] = {}
         self._opened: Strategy | None = None
         self.ended = ""
         self._recorded: set[str] = bench.store.records.finished_routes(bench.run.id)
@@ -66,7 +66,7 @@ class Campaign:
     def strategy(self) -> Strategy:
         """The search, opened once the default route was tried: only then is it known whether that runs."""
         if self._opened is None:
-            self._idle = idle_knobs(self.bench, self.space) if self._only is None else []
+            self._idle = idle_knobs(self.bench, self.space) if self._only is None else {}
             self._opened = self._afresh()
         return self._opened
 
@@ -184,8 +184,9 @@ def open_campaign(bench: Bench, recorded: Sequence[Route] | None = None) -> Camp
     return Campaign(bench, space, find_priors(bench.store, subject, space, without=bench.run.id))
 
 
-def idle_knobs(bench: Bench, space: RouteSpace) -> list[str]:
-    """The knobs of a space that do nothing on the model, as far as the backend can tell; asked in the worker.
+def idle_knobs(bench: Bench, space: RouteSpace) -> dict[str, list[tuple[str, str]]]:
+    """The knobs of a space that do nothing on the model, as far as the backend can tell, each with the
+    settings beside which it is so, or none where it is so beside any; asked in the worker.
 
     It is not asked where the default route does not run: the answer would cost the same failure again. Nor
     where routes rewrite the model: what does nothing on the one may act on another.
@@ -194,7 +195,7 @@ def idle_knobs(bench: Bench, space: RouteSpace) -> list[str]:
     search = subject.target.search
     asks = search.prune and not names_places(search.routes) and hasattr(open_backend(subject.backend), "idle")
     if not asks or bench.control is None or not bench.control.route.is_default:
-        return []
+        return {}
     base = space.route(space.baseline())
     knobs = {term.knob.name: list(term.values) for term in space.terms if term.variable}
     order = build_order(bench, source_of(bench, base)) | {"output": str(bench.folder / "idle.onnx")}
@@ -209,5 +210,5 @@ def idle_knobs(bench: Bench, space: RouteSpace) -> list[str]:
         knobs=knobs,
     )
     answer = bench.answer(key, lambda: ({"idle": bench.step(LOOK, arguments)}, []))
-    found: list[str] = answer.value.get("idle", [])
-    return found
+    found: dict[str, list[list[str]]] = answer.value.get("idle", {})
+    return {name: [(knob, value) for knob, value in beside] for name, beside in found.items()}

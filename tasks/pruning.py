@@ -1,7 +1,7 @@
 """Pruning: what very likely brings nothing is tried last. Nothing is left out for good.
 
 - Knobs that do nothing on this model are left out of the search until it is over; then the whole space is
-  searched, from what is known by then.
+  searched, from what is known by then. Those that do nothing beside some settings are inert beside these.
 - A setting is inert while every route that was tried with it compiled to the engine of the route without it.
   A route with inert settings is put off: the one without them is tried in its place, and the search is told
   the outcome for both.
@@ -13,7 +13,7 @@ Each of them may still act beside another setting, so what was put off is built 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,14 +41,20 @@ class Pruned:
     Args:
         open_strategy: opens the strategy on a space.
         space: the routes there are.
-        idle: names of knobs that do nothing on the model, as far as is known.
+        idle: name of a knob -> the settings beside which it does nothing on the model, as far as is known;
+            none where it is so beside any.
     """
 
     def __init__(
-        self, open_strategy: Callable[[RouteSpace], Strategy], space: RouteSpace, idle: Iterable[str] = ()
+        self,
+        open_strategy: Callable[[RouteSpace], Strategy],
+        space: RouteSpace,
+        idle: Mapping[str, Iterable[Setting]] | None = None,
     ) -> None:
         self.space = space
-        self.idle = frozenset(idle)
+        beside = {name: frozenset(settings) for name, settings in (idle or {}).items()}
+        self.idle = frozenset(name for name, settings in beside.items() if not settings)
+        self.idle_beside = {name: settings for name, settings in beside.items() if settings}
         self._whole = open_strategy(space)
         self.name = self._whole.name
         # Both are told everything, so that the second takes over where the first ends.
@@ -104,6 +110,10 @@ class Pruned:
         """What was put off and why; see docs/experience.md."""
         return {
             "idle": sorted(self.idle),
+            "idle_beside": {
+                name: sorted(f"{knob}={value}" for knob, value in settings)
+                for name, settings in sorted(self.idle_beside.items())
+            },
             "inert": [f"{name}={value}" for name, value in sorted(self._inert) if name not in self.idle],
             "blamed": [blame.to_json() for blame in self._blames],
             "put_off": len(self._put_off),
@@ -181,11 +191,21 @@ class Pruned:
 
     def _twin(self, route: Route) -> Route | None:
         """The route without its inert settings; None where that is no other route of the space."""
-        inert = self._inert
+        inert = self._inert | self._idle_here(route)
         twin = Route(tuple(setting for setting in route.settings if setting not in inert))
         if twin == route:
             return None
         return twin if twin in self._told or self.space.route_of(twin.as_dict()) is not None else None
+
+    def _idle_here(self, route: Route) -> set[Setting]:
+        """The settings of a route whose knobs do nothing beside another one of its settings."""
+        told = route.as_dict()
+        return {
+            (name, value)
+            for name, value in self._varied(route)
+            for knob, beside in self.idle_beside.get(name, ())
+            if told.get(knob, self.space.database[knob].default) == beside
+        }
 
     def _presumed(self, route: Route) -> Trial:
         """What would most likely become of a route: its twin's outcome."""

@@ -10,7 +10,7 @@ from itertools import cycle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from routetune.tasks.pruning import Pruned
+from routetune.tasks.pruning import Pruned, Setting
 from routetune.tasks.routes.knob import Knob, KnobDatabase
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace, open_space
@@ -76,14 +76,14 @@ KNOBS = sorted(f"-d{number}" for number in range(6))
 @given(
     seed=st.integers(0, 1000),
     inert=st.sets(st.sampled_from(KNOBS)),
-    idle=st.sets(st.sampled_from(KNOBS)),
+    idle=st.dictionaries(st.sampled_from(KNOBS), st.sets(st.tuples(st.just("-b"), st.sampled_from("012")))),
     wakes=st.sampled_from(["", "-a", "-d0"]),
     crashes=st.sampled_from(["none", "-a", "-d1"]),
     name=st.sampled_from(WHOLE),
     size=st.sampled_from([1, 3, 32]),
 )
 def test_in_the_end_everything_was_tried_once(
-    seed: int, inert: set[str], idle: set[str], wakes: str, crashes: str, name: str, size: int
+    seed: int, inert: set[str], idle: dict[str, set[Setting]], wakes: str, crashes: str, name: str, size: int
 ) -> None:
     """Whatever is idle, inert, woken up by another knob, or blamed: also where that was wrong."""
     space = open_space(EXPRESSION, DATABASE, ["-d2=off -d3=off"])
@@ -113,10 +113,23 @@ def test_every_engine_comes_before_the_aliases(name: str) -> None:
 
 def test_idle_knobs_are_tried_last() -> None:
     space = open_space(EXPRESSION, DATABASE)
-    order = searched(Pruned(opened("full"), space, {"-d0", "-d1"}), Landscape(1, set()))
+    order = searched(Pruned(opened("full"), space, {"-d0": [], "-d1": []}), Landscape(1, set()))
     touches = [bool({"-d0", "-d1"} & route.as_dict().keys()) for route in order]
     assert touches == sorted(touches)
     assert len(order) == space.count()
+
+
+@pytest.mark.parametrize("name", ["full", "random", "guided"])
+def test_what_is_idle_beside_a_setting_is_tried_last_there_and_only_there(name: str) -> None:
+    """As fusions of a high level are at a low one: routes with them are the route without."""
+    space = open_space("-b=[*] -d0=[*] -d1=[*]", DATABASE)
+    beside = {"-d0": [("-b", "0"), ("-b", "1")]}  # one of them is the default, which no route names
+    search = Pruned(opened(name), space, beside)
+    assert search.to_json()["idle_beside"] == {"-d0": ["-b=0", "-b=1"]}
+    order = searched(search, Landscape(1, set()))
+    idle = [route.as_dict().get("-b", "1") in "01" and "-d0" in route.as_dict() for route in order]
+    assert idle == sorted(idle) and any("-d0" in route.as_dict() for route in order[: idle.index(True)])
+    assert {Route(), *order} == set(space)
 
 
 def test_a_search_is_told_the_outcome_of_what_was_put_off() -> None:
@@ -143,7 +156,7 @@ def test_an_order_without_failures_does_not_depend_on_batches() -> None:
     space = open_space(EXPRESSION, DATABASE)
     for name in (*WHOLE, "mixed"):
         orders = [
-            searched(Pruned(opened(name), space, {"-d5"}), Healthy(2, {"-d0", "-d1", "-d5"}), size)
+            searched(Pruned(opened(name), space, {"-d5": []}), Healthy(2, {"-d0", "-d1", "-d5"}), size)
             for size in (1, 2, 7, 32)
         ]
         assert all(order == orders[0] for order in orders), name

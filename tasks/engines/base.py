@@ -89,8 +89,9 @@ class Backend(Protocol):
     """What every backend offers; `tests/contracts/test_backend.py` runs on each implementation.
 
     A backend that can tell which knobs do nothing on a model has a method besides:
-    `idle(order, knobs: Mapping[str, Sequence[str]]) -> list[str]`, the names among `knobs` (name -> values to
-    be tried). Routes that differ only in these are tried last.
+    `idle(order, knobs: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, str]]]`, the names among
+    `knobs` (name -> values to be tried) with the settings of another knob beside which they do nothing; none
+    where it is so beside any. Routes that differ only in these are tried last.
 
     One whose engines cannot be of any size has an attribute `largest_engine`, bytes; a model whose weights
     alone are more is refused before anything is built.

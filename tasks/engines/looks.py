@@ -9,13 +9,16 @@ from typing import Any
 from routetune.tasks.engines.base import BuildOrder, open_backend
 
 
-def idle(backend: str, order: Mapping[str, Any], knobs: Mapping[str, list[str]]) -> list[str]:
-    """Names of the knobs that do nothing on the model, as far as the backend can tell; see `Backend`.
+def idle(
+    backend: str, order: Mapping[str, Any], knobs: Mapping[str, list[str]]
+) -> dict[str, list[tuple[str, str]]]:
+    """The knobs that do nothing on the model, as far as the backend can tell; see `Backend`.
 
     Args:
         order: the fields of BuildOrder, paths as text.
         knobs: knob name -> the values that are to be tried.
     """
-    tell: Callable[..., list[str]] | None = getattr(open_backend(backend), "idle", None)
+    tell: Callable[..., dict[str, list[tuple[str, str]]]] | None
+    tell = getattr(open_backend(backend), "idle", None)
     paths = {"model": Path(order["model"]), "output": Path(order["output"])}
-    return [] if tell is None else tell(BuildOrder(**{**order, **paths}), knobs)
+    return {} if tell is None else tell(BuildOrder(**{**order, **paths}), knobs)

@@ -74,6 +74,8 @@ def prior_reason(prior: Mapping[str, Any]) -> str:
 def _about_pruning(pruning: Mapping[str, Any]) -> Iterator[str]:
     if idle := pruning.get("idle"):
         yield f"tried last, since they do nothing on this model: {_some(idle)}"
+    for name, beside in sorted((pruning.get("idle_beside") or {}).items())[:SHOWN]:
+        yield f"tried last beside {_some(beside, ' or ')}, where it does nothing on this model: {name}"
     if inert := pruning.get("inert"):
         yield f"tried last beside others, since alone they make the same engine: {_some(inert)}"
     for one in pruning.get("blamed", ())[:SHOWN]:

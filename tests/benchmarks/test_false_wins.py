@@ -50,14 +50,15 @@ def test_false_wins(machine: str, tmp_path: Path) -> None:
     work = Work(tmp_path, width=96, device="cuda:0" if machine == "gpu" else "cpu")
     engine, arrays = work.engine("default", work.layers_for(0.001)), work.inputs()
     engines = {f"-name={number:02}": engine for number in range(ENGINES)}
-    rows = []
+    rows = kept(FILE, machine, [], fresh=not appending())
+    settings = {"engines": ENGINES, "min_gain": 0.0, "rounds": ROUNDS, "duel": DUEL}
     with load_on_one_core(machine == "loaded"):
         for _ in range(runs(RUNS[machine])):
             rows.append(_row(select(engines, engine, arrays, ROUNDS, DUEL, min_gain=0.0)))
-    rows = kept(FILE, machine, rows, fresh=not appending())
-    shares = {rule: share(sum(row["false"][rule] for row in rows), len(rows)) for rule in rows[0]["false"]}
-    settings = {"engines": ENGINES, "min_gain": 0.0, "rounds": ROUNDS, "duel": DUEL}
-    write(FILE, machine, COMMAND, {"settings": settings, "false wins": shares, "rows": rows})
+            shares = {
+                rule: share(sum(row["false"][rule] for row in rows), len(rows)) for rule in rows[0]["false"]
+            }
+            write(FILE, machine, COMMAND, {"settings": settings, "false wins": shares, "rows": rows})
     assert shares["ours"]["share"] <= BOUNDS[machine], shares
 
 

@@ -94,8 +94,9 @@ class OnnxRuntime:
             order.output.unlink(missing_ok=True)
             raise
 
-    def idle(self, order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> list[str]:
-        """The knobs among `knobs` (name -> values to be tried) whose rewrite does nothing on this model."""
+    def idle(self, order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, str]]]:
+        """The knobs among `knobs` (name -> values to be tried) whose rewrite does nothing on this model, with
+        the levels at which it is so; none where it is so at all of them."""
         from routetune.tasks.engines.onnxruntime.firing import idle_knobs
 
         return idle_knobs(order, knobs)

@@ -30,8 +30,9 @@ _RULE_BASED = "RuleBasedTransformer"
 _INFO = 1
 
 
-def idle_knobs(order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Those of `knobs` that switch a rewrite which changes nothing on this model, at any level they name.
+def idle_knobs(order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, str]]]:
+    """Those of `knobs` that switch a rewrite which changes nothing on this model, with the levels at which it
+    is so, as settings; none where it is so at all levels that `knobs` name.
 
     Every level is built once, with all rewrites on. Another one switched off may still wake a rewrite up, so
     this says where to look last and never where not to look.
@@ -44,15 +45,23 @@ def idle_knobs(order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> list[st
         BadInput: a device or plugin that cannot be.
         BuildError: the library refuses the model.
     """
-    if not any(name.removeprefix("-") in TRANSFORMERS.keys() | RULES.keys() for name in knobs):
-        return []
-    changed: dict[str, bool] = dict.fromkeys([*TRANSFORMERS, *RULES], False)
-    for level in dict.fromkeys([order.route.get(LEVEL, "all"), *knobs.get(LEVEL, ())]):
-        for name, mark in _MODIFIED.findall(_log_of(order, dict(order.route) | {LEVEL: level})):
-            changed[name] = changed.get(name, False) or mark == "1"
-    if any(_RULE_BASED in name and acts for name, acts in changed.items()):
-        changed |= dict.fromkeys(RULES, True)
-    return [name for name in knobs if changed.get(name.removeprefix("-")) is False]
+    rewrites = TRANSFORMERS.keys() | RULES.keys()
+    switches = {name: name.removeprefix("-") for name in knobs if name.removeprefix("-") in rewrites}
+    if not switches:
+        return {}
+    levels = dict.fromkeys([order.route.get(LEVEL, "all"), *knobs.get(LEVEL, ())])
+    acting = {level: _acting(_log_of(order, dict(order.route) | {LEVEL: level})) for level in levels}
+    idle = {
+        name: [(LEVEL, level) for level in levels if rewrite not in acting[level]]
+        for name, rewrite in switches.items()
+    }
+    return {name: [] if len(at) == len(levels) else at for name, at in idle.items() if at}
+
+
+def _acting(log: str) -> set[str]:
+    """The rewrites that changed something in a build; all rules, where any of those did that hold them."""
+    found = {name for name, mark in _MODIFIED.findall(log) if mark == "1"}
+    return found | set(RULES) if any(_RULE_BASED in name for name in found) else found
 
 
 def _log_of(order: BuildOrder, route: Mapping[str, str]) -> str:

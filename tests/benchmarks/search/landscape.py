@@ -117,7 +117,7 @@ def write(landscape: Landscape, path: Path) -> None:
 
 
 def read(path: Path) -> Landscape:
-    """Read a landscape.
+    """Read a landscape, which is named as its file is.
 
     Raises:
         BadInput: the file is none.
@@ -134,7 +134,7 @@ def read(path: Path) -> Landscape:
     for row in rows:
         route = space.route({name: row[name] for name in names})
         found[route] = _trial(route, row)
-    return Landscape(rows[0]["landscape"], space, found, told["about"])
+    return Landscape(path.stem, space, found, told["about"])
 
 
 def _outcome(trial: Trial) -> dict[str, Any]:
