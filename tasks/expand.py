@@ -9,7 +9,7 @@ from typing import Any
 
 from routetune.tasks.bench import Bench
 from routetune.tasks.build import build_order
-from routetune.tasks.engines.base import open_backend
+from routetune.tasks.engines.base import Idle, open_backend
 from routetune.tasks.priors import Found, find_priors
 from routetune.tasks.pruning import Pruned
 from routetune.tasks.report import progress
@@ -54,7 +54,7 @@ class Campaign:
         self.priors = priors
         self._only = recorded
         self._first = [prior.route for prior in priors.priors]
-        self._idle: dict[str, list[tuple[str, str]]] = {}
+        self._idle: Idle = {}
         self._opened: Strategy | None = None
         self.ended = ""
         self._recorded: set[str] = bench.store.records.finished_routes(bench.run.id)
@@ -184,7 +184,7 @@ def open_campaign(bench: Bench, recorded: Sequence[Route] | None = None) -> Camp
     return Campaign(bench, space, find_priors(bench.store, subject, space, without=bench.run.id))
 
 
-def idle_knobs(bench: Bench, space: RouteSpace) -> dict[str, list[tuple[str, str]]]:
+def idle_knobs(bench: Bench, space: RouteSpace) -> Idle:
     """The knobs of a space that do nothing on the model, as far as the backend can tell, each with the
     settings beside which it is so, or none where it is so beside any; asked in the worker.
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
+#: Knobs that do nothing on a model, by name, with the settings of another knob beside which it is so; none
+#: where it is so beside any.
+Idle = dict[str, list[tuple[str, str]]]
+
+
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
     """What a backend needs to build one engine.
@@ -89,9 +94,8 @@ class Backend(Protocol):
     """What every backend offers; `tests/contracts/test_backend.py` runs on each implementation.
 
     A backend that can tell which knobs do nothing on a model has a method besides:
-    `idle(order, knobs: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, str]]]`, the names among
-    `knobs` (name -> values to be tried) with the settings of another knob beside which they do nothing; none
-    where it is so beside any. Routes that differ only in these are tried last.
+    `idle(order, knobs: Mapping[str, Sequence[str]]) -> Idle`, of `knobs` (name -> values to be tried). Routes
+    that differ only in these are tried last.
 
     One whose engines cannot be of any size has an attribute `largest_engine`, bytes; a model whose weights
     alone are more is refused before anything is built.

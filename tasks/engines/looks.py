@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks.engines.base import BuildOrder, open_backend
+from routetune.tasks.engines.base import BuildOrder, Idle, open_backend
 
 
-def idle(
-    backend: str, order: Mapping[str, Any], knobs: Mapping[str, list[str]]
-) -> dict[str, list[tuple[str, str]]]:
+def idle(backend: str, order: Mapping[str, Any], knobs: Mapping[str, list[str]]) -> Idle:
     """The knobs that do nothing on the model, as far as the backend can tell; see `Backend`.
 
     Args:
         order: the fields of BuildOrder, paths as text.
         knobs: knob name -> the values that are to be tried.
     """
-    tell: Callable[..., dict[str, list[tuple[str, str]]]] | None
-    tell = getattr(open_backend(backend), "idle", None)
+    tell: Callable[..., Idle] | None = getattr(open_backend(backend), "idle", None)
     paths = {"model": Path(order["model"]), "output": Path(order["output"])}
     return {} if tell is None else tell(BuildOrder(**{**order, **paths}), knobs)

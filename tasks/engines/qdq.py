@@ -43,7 +43,7 @@ def rewrite(
     from routetune.tasks.engines.onnxruntime.sidecars import LIMIT
 
     try:
-        model = _rewritten(prepared, json.loads(Path(ranges).read_text()), placement, settings, Path(output))
+        model = _rewritten(prepared, ranges, placement, settings, Path(output))
         if model.ByteSize() > LIMIT:
             raise BuildError(
                 f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
@@ -58,7 +58,7 @@ def rewrite(
 
 def _rewritten(
     prepared: str,
-    ranges: Mapping[str, list[float]],
+    ranges: str,
     placement: Mapping[str, Any],
     settings: Mapping[str, Any],
     scratch: Path,
@@ -74,7 +74,7 @@ def _rewritten(
         left = {node.name for node in model.graph.node}
         quantised = [name if name in left else f"{name}{_PRODUCT}" for name in quantised]
     if placement["nodes"]:
-        model = _static(model, quantised, ranges, settings)
+        model = _static(model, quantised, json.loads(Path(ranges).read_text()), settings)
     if placement["half"]:
         model = _half(model, quantised)
     ONNXModel(model).topological_sort()  # new nodes were put at the end

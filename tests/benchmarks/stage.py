@@ -25,9 +25,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from routetune.tasks.arrays import save_arrays
 from routetune.tasks.engines import steps as engine_steps
 from routetune.tasks.engines.onnxruntime.rules import graph, node
+from routetune.tasks.engines.worker import Worker
 from routetune.tasks.routes.route import Route
 from routetune.tasks.select import SPARE
 from routetune.tasks.timing import loaded_first
@@ -207,6 +209,22 @@ def load_on_one_core(active: bool) -> Iterator[None]:
             yield
         finally:
             process.kill()
+
+
+def worker_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Note every call of the worker from now on, with its answer and the time inside the step."""
+    calls: list[dict[str, Any]] = []
+    call = Worker.call
+
+    def noted(self: Worker, step: str, arguments: dict[str, Any], *rest: Any) -> Any:
+        started, before = time.monotonic(), self.worked
+        result = call(self, step, arguments, *rest)
+        end = {"ended": time.monotonic(), "worked": self.worked - before, "result": result}
+        calls.append({"step": step, "arguments": arguments, "started": started} | end)
+        return result
+
+    monkeypatch.setattr(Worker, "call", noted)
+    return calls
 
 
 def share(hits: int, runs: int) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.build import build_engines
 from routetune.tasks.engines.onnxruntime.rules import graph, node
-from routetune.tasks.engines.worker import Worker
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.reference import make_references
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
+
+from tests.benchmarks.stage import worker_calls
 
 RESULTS = Path(__file__).parent / "results" / "big_models.json"
 COMMAND = "pytest -m benchmark tests/benchmarks/test_big_models.py"
@@ -58,7 +59,7 @@ def test_a_trial_of_a_big_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     model = _model(tmp_path)
     (tmp_path / "big.toml").write_text(TARGET)
     before = _bare(model, tmp_path)
-    calls = _recorded(monkeypatch)
+    calls = worker_calls(monkeypatch)
     trials = _tune(tmp_path / "big.toml", open_store(tmp_path / "store"))
     monkeypatch.undo()
     after = _bare(model, tmp_path)
@@ -103,24 +104,6 @@ def _bare(model: Path, place: Path, times: int = 3) -> dict[str, list[float]]:
     return found
 
 
-def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Note every call of the worker, with the time inside the step and what was measured for by design."""
-    calls: list[dict[str, Any]] = []
-    call = Worker.call
-
-    def noted(self: Worker, step: str, arguments: dict[str, Any], *rest: Any) -> Any:
-        started, before = time.monotonic(), self.worked
-        result = call(self, step, arguments, *rest)
-        name = step.partition(":")[2]
-        measured = result["seconds"] if name == "time" else 0.0
-        spent = {"worked": self.worked - before, "measured": measured}
-        calls.append({"step": name, "started": started, "ended": time.monotonic()} | spent)
-        return result
-
-    monkeypatch.setattr(Worker, "call", noted)
-    return calls
-
-
 def _tune(target: Path, store: Store) -> int:
     """Every trial of the target, without Prefect; nothing is selected or published."""
     with open_bench(target, store) as bench:
@@ -136,7 +119,14 @@ def _stage_on(bench: Bench) -> Any:
     return lambda stage, batch: stage.fn(bench, batch)
 
 
-def _figures(calls: list[dict[str, Any]], trials: int, bare: float) -> dict[str, Any]:
+def _named(call: dict[str, Any]) -> dict[str, Any]:
+    """A call by the name of its step alone, with the seconds that were measured for by design."""
+    name = call["step"].partition(":")[2]
+    return call | {"step": name, "measured": call["result"]["seconds"] if name == "time" else 0.0}
+
+
+def _figures(recorded: list[dict[str, Any]], trials: int, bare: float) -> dict[str, Any]:
+    calls = list(map(_named, recorded))
     first = next(at for at, call in enumerate(calls) if call["step"] == "build")
     of_trials = [call for call in calls[first:] if call["step"] in ("build", "check", "time")]
     beside = [call for call in calls[first:] if call not in of_trials]  # once a run, however many trials

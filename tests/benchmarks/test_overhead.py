@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 from routetune.data import folder
-from routetune.tasks.engines.worker import Worker
+
+from tests.benchmarks.stage import worker_calls
 
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
 COMMAND = "pytest -m benchmark tests/benchmarks/test_overhead.py"
@@ -65,7 +66,7 @@ print(time.monotonic() - start)
 @pytest.mark.benchmark
 @pytest.mark.parametrize("seconds", [0.1, 1.0])
 def test_overhead(seconds: float, tmp_path: Path, prefect_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = _recorded(monkeypatch)
+    calls = worker_calls(monkeypatch)
     trials = _flow(_target(tmp_path, seconds), tmp_path / "store")
     assert trials == 17  # the default route, then 2**4
     last = max(index for index, call in enumerate(calls) if call["step"].endswith(":time"))
@@ -78,22 +79,6 @@ def test_overhead(seconds: float, tmp_path: Path, prefect_url: str, monkeypatch:
     loop = _process_per_route(of_trials, tmp_path)
     _write(seconds, flow, loop)
     assert flow["overhead_ms_per_trial"] < loop["overhead_ms_per_trial"] / 2
-
-
-def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Note every call of the worker, with the time inside the step."""
-    calls: list[dict[str, Any]] = []
-    call = Worker.call
-
-    def noted(self: Worker, step: str, arguments: dict[str, Any], *rest: Any) -> Any:
-        started, before = time.monotonic(), self.worked
-        result = call(self, step, arguments, *rest)
-        end = {"ended": time.monotonic(), "worked": self.worked - before}
-        calls.append({"step": step, "arguments": arguments, "started": started} | end)
-        return result
-
-    monkeypatch.setattr(Worker, "call", noted)
-    return calls
 
 
 def _target(place: Path, seconds: float) -> Path:

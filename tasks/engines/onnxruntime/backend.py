@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.engines import cuda
-from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Runner
+from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Idle, Runner
 from routetune.tasks.engines.onnxruntime.sidecars import LIMIT, embed
 from routetune.tasks.errors import BadInput
 
@@ -94,7 +94,7 @@ class OnnxRuntime:
             order.output.unlink(missing_ok=True)
             raise
 
-    def idle(self, order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, str]]]:
+    def idle(self, order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> Idle:
         """The knobs among `knobs` (name -> values to be tried) whose rewrite does nothing on this model, with
         the levels at which it is so; none where it is so at all of them."""
         from routetune.tasks.engines.onnxruntime.firing import idle_knobs

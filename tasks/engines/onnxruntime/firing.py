@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from routetune.tasks.engines.base import BuildError, BuildOrder
+from routetune.tasks.engines.base import BuildError, BuildOrder, Idle
 from routetune.tasks.engines.onnxruntime.passes import RULES, TRANSFORMERS
 from routetune.tasks.engines.onnxruntime.session import (
     build_options,
@@ -30,7 +30,7 @@ _RULE_BASED = "RuleBasedTransformer"
 _INFO = 1
 
 
-def idle_knobs(order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, str]]]:
+def idle_knobs(order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> Idle:
     """Those of `knobs` that switch a rewrite which changes nothing on this model, with the levels at which it
     is so, as settings; none where it is so at all levels that `knobs` name.
 
