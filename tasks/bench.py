@@ -35,10 +35,16 @@ ROUTE_ERRORS = frozenset({"BuildError", "RunError"})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a step gave: a value as it is in the store, and whether it came from there."""
+    """What a step gave: a value as it is in the store.
+
+    Attributes:
+        cached: it was there before this run.
+        shared: this run made it before, for another route.
+    """
 
     value: dict[str, Any]
     cached: bool
+    shared: bool = False
 
 
 #: Makes a value and the digests of its blobs.
@@ -62,7 +68,7 @@ class Bench:
         control: the trial that candidates are timed against; the default route's, where that runs.
         engines: identity of an engine -> the first trial that had it.
         trials: every trial of the run, by route id, in the order they were asked for.
-        refresh: answer nothing from the store.
+        refresh: answer nothing that was in the store before this run.
         met: the generation that the winner has met, 0 for none.
         asked: the keys that the stage at work has asked for, each with whether the store had it.
     """
@@ -85,6 +91,7 @@ class Bench:
     asked: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _deaths: list[dict[str, Any]] = field(default_factory=list)
+    _made: set[str] = field(default_factory=set)
 
     def key(self, stage: str, code: str, **parts: Any) -> dict[str, Any]:
         """The whole key of a stage's entry: what it is made from, by which code, where."""
@@ -111,11 +118,11 @@ class Bench:
 
     def _answer(self, key: dict[str, Any], make: Make, holds: Holds) -> Answer:
         if (value := self._recalled(key)) is not None and holds(value):
-            return Answer(value, cached=True)
+            return self._answered(key, value)
         with making(self.store.root, canonical.digest(key)):
             earlier = self._recalled(key)
             if earlier is not None and holds(earlier):
-                return Answer(earlier, cached=True)
+                return self._answered(key, earlier)
             try:
                 value, blobs = make()
             except StepFailed as failed:
@@ -124,7 +131,12 @@ class Bench:
                     return Answer(value, cached=False)
             anew, blameless = self.refresh or earlier is not None, key not in self._deaths
             kept = self.store.entries.put(key, value, blobs, anew=anew, share=blameless)
+            self._made.add(canonical.digest(key))
             return Answer(kept.value if holds(kept.value) else value, cached=False)
+
+    def _answered(self, key: dict[str, Any], value: dict[str, Any]) -> Answer:
+        shared = canonical.digest(key) in self._made
+        return Answer(value, cached=not shared, shared=shared)
 
     def known(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The value for `key` where the store has all of it, else None; nothing is made."""
@@ -132,7 +144,8 @@ class Bench:
 
     def _recalled(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The value of a whole entry; one that names damaged bytes is none, and is made anew."""
-        entry = None if self.refresh else self.store.entries.get(key)
+        anew = self.refresh and canonical.digest(key) not in self._made
+        entry = None if anew else self.store.entries.get(key)
         try:
             for blob in entry.blobs if entry else ():
                 self.store.blobs.verified(blob)

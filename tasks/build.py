@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from routetune.tasks.bench import Answer, Bench, failure_from
+from routetune.tasks.engines.settling import settled, shaping
 from routetune.tasks.rewrite import Source, discard, model_of, source_of
 from routetune.tasks.routes.route import Route
 from routetune.tasks.stage import stage
@@ -35,32 +36,29 @@ def build(bench: Bench, route: Route) -> Trial:
     try:
         if source.failure is not None:
             return trial_of(route, Answer({"failure": source.failure}, cached=False))
-        return trial_of(route, bench.answer(_key(bench, source), lambda: _make(bench, source)))
+        answer = bench.answer(_key(bench, source), lambda: _make(bench, source))
+        return _settled(bench, trial_of(route, answer), source)
     finally:
         discard(bench, source)
 
 
 def is_kept(bench: Bench, route: Route) -> bool:
     """Whether the store has what became of the build, with all its bytes; they are not read."""
-    key = _kept_key(bench, route)
-    if key is None:
+    source = source_of(bench, route)
+    discard(bench, source)
+    if source.failure is not None:
         return True
-    entry = bench.store.entries.get(key)
+    entry = bench.store.entries.get(_key(bench, source))
     return entry is not None and all(bench.store.blobs.has(blob) for blob in entry.blobs)
 
 
 def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
     """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
-    key = _kept_key(bench, route)
-    value = None if key is None else bench.known(key)
-    return None if value is None else value.get("engine")
-
-
-def _kept_key(bench: Bench, route: Route) -> dict[str, Any] | None:
-    """The key of a route's build, for a look in the store; None where its model cannot be rewritten."""
     source = source_of(bench, route)
     discard(bench, source)
-    return None if source.failure is not None else _key(bench, source)
+    value = None if source.failure is not None else bench.known(_key(bench, source))
+    engine = value and value.get("engine")
+    return engine and settled(bench.subject.backend, engine, source.route)
 
 
 def trial_of(route: Route, answer: Answer) -> Trial:
@@ -68,10 +66,17 @@ def trial_of(route: Route, answer: Answer) -> Trial:
         route,
         engine=answer.value.get("engine"),
         failure=failure_from(answer.value),
-        seconds={"build": answer.value.get("seconds", 0.0)},
+        seconds={} if answer.shared else {"build": answer.value.get("seconds", 0.0)},
         cached=("build",) if answer.cached else (),
         device=answer.value.get("device"),
     )
+
+
+def _settled(bench: Bench, trial: Trial, source: Source) -> Trial:
+    """The trial with its route's own engine; the build may be another's, which differs only at load."""
+    if trial.engine is None:
+        return trial
+    return replace(trial, engine=settled(bench.subject.backend, trial.engine, source.route))
 
 
 def _key(bench: Bench, source: Source) -> dict[str, Any]:
@@ -81,15 +86,16 @@ def _key(bench: Bench, source: Source) -> dict[str, Any]:
         code_digest("routetune.tasks.engines.steps"),
         model=source.digest,
         profiles=bound["profiles"],
-        route=str(source.route),
+        route=str(shaping(bench.subject.backend, source.route)),
     )
 
 
 def _make(bench: Bench, source: Source) -> tuple[dict[str, Any], list[str]]:
-    output = bench.folder / f"{source.route.id}.onnx"
+    shape = shaping(bench.subject.backend, source.route)
+    output = bench.folder / f"{shape.id}.onnx"
     output.unlink(missing_ok=True)
     started = time.monotonic()
-    order = build_order(bench, source) | {"output": str(output)}
+    order = build_order(bench, source) | {"route": shape.as_dict(), "output": str(output)}
     engine = bench.step(
         "routetune.tasks.engines.steps:build", {"backend": bench.subject.backend, "order": order}
     )

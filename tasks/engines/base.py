@@ -97,6 +97,11 @@ class Backend(Protocol):
     `idle(order, knobs: Mapping[str, Sequence[str]]) -> Idle`, of `knobs` (name -> values to be tried). Routes
     that differ only in these are tried last.
 
+    One whose engines are a file and settings applied whenever that is loaded has two methods besides, with
+    which routes that differ only in such settings share a build: `shaping(route) -> route`, the part of a
+    route that shapes the file, and `settled(engine, route) -> Engine`, which makes of the engine of that part
+    the engine of the whole route, equal to what `build` gives for it.
+
     One whose engines cannot be of any size has an attribute `largest_engine`, bytes; a model whose weights
     alone are more is refused before anything is built.
     """

@@ -55,7 +55,7 @@ def run_summary(
         explanation: what the search tells of itself; None where nothing was searched.
     """
     trials = list(bench.trials.values())
-    built = [trial for trial in trials if "build" not in trial.cached]
+    recalled = sum("build" in trial.cached for trial in trials)
     answer, devices = published(publication), devices_of(bench)
     # What was published before and stays has the remarks of its own run.
     remarks = list(dict.fromkeys([*answer["remarks"], *device_remarks(devices)]))
@@ -70,8 +70,8 @@ def run_summary(
         "counts": {
             "trials": len(trials),
             "eligible": sum(trial.eligible for trial in trials),
-            "builds": len(built),
-            "from_store": len(trials) - len(built),
+            "builds": sum("build" in trial.seconds for trial in trials) - recalled,
+            "from_store": recalled,
             "aliases": sum(trial.alias_of is not None for trial in trials),
         },
         "devices": devices,

@@ -245,6 +245,22 @@ def test_routes_have_identities(build: Builder, case: Case) -> None:
         assert build(sample, route).identity == engine.identity
 
 
+def test_routes_that_differ_only_at_load_share_a_build(build: Builder, sample: Sample, case: Case) -> None:
+    """What a backend makes of a shared build is what building the whole route gives."""
+    if not hasattr(build.backend, "shaping"):
+        pytest.skip("this backend's engines are files and nothing beside")
+    shared = 0
+    for route in ({}, *case.routes, {name: value for one in case.routes for name, value in one.items()}):
+        shape = build.backend.shaping(route)
+        assert shape.items() <= route.items()
+        shared += len(shape) < len(route)
+        whole, settled = build(sample, route), build.backend.settled(build(sample, shape), route)
+        assert (settled.identity, settled.options) == (whole.identity, whole.options)
+        for one, other in zip(build.outputs(whole, sample), build.outputs(settled, sample), strict=True):
+            assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+    assert shared
+
+
 def test_a_route_is_checked_against_the_database(build: Builder, case: Case) -> None:
     database = build.backend.knobs(case.device)
     assert isinstance(database, KnobDatabase) and len(database)

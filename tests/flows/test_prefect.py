@@ -132,10 +132,11 @@ def test_a_run_as_prefect_shows_it(target: Path, store_folder: Path, prefect_url
 def test_refresh_cache_makes_everything_anew(target: Path, store_folder: Path, prefect_url: str) -> None:
     from prefect.settings import PREFECT_TASKS_REFRESH_CACHE, temporary_settings
 
-    tune(target, store_folder)
+    first = tune(target, store_folder)
     with temporary_settings({PREFECT_TASKS_REFRESH_CACHE: True}):
         again = tune(target, store_folder)
-    assert again["counts"]["builds"] == again["counts"]["trials"]
+    assert again["counts"]["builds"] == first["counts"]["builds"] > 1
+    assert again["counts"]["from_store"] == 0
 
 
 def test_a_retune_in_which_targets_failed_is_a_failed_run_that_names_them(

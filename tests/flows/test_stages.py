@@ -26,10 +26,10 @@ from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import loaded_first, time_engines
 from routetune.tasks.trial import Trial
 
-from tests.engines import faulty_models
+from tests.engines import faulty_models, small_models
 from tests.quick import quick
 
-PATTERN = "-enable_mem_pattern=[on|off]"
+PATTERN = "-graph_optimization_level=[all|disabled]"
 
 
 @pytest.fixture
@@ -80,7 +80,24 @@ def tune_on(bench: Bench) -> tuple[Publication, dict[str, Trial]]:
 
 
 def built(trials: dict[str, Trial]) -> int:
-    return sum("build" not in trial.cached for trial in trials.values())
+    return sum("build" in trial.seconds.keys() - set(trial.cached) for trial in trials.values())
+
+
+def test_routes_that_differ_only_at_load_share_a_build(write: Callable[..., Path], store: Store) -> None:
+    """Eight routes and the default, of two graphs: a build for each graph, and figures for each route."""
+    routes = (
+        "-graph_optimization_level=[disabled|all] -enable_mem_pattern=[on|off] -intra_op_num_threads=[1|2]"
+    )
+    publication, trials = tune(write(small_models.cnn().model, routes=routes), store)
+    engines = [trial.engine or {} for trial in trials.values()]
+    assert built(trials) == len({engine["digest"] for engine in engines}) == 2
+    assert len(trials) == len({engine["identity"] for engine in engines}) == 9
+    assert all(trial.speed and not trial.alias_of for trial in trials.values())
+    published = publication.manifest
+    settings = {
+        k: v for k, v in trials[published["route"]].route.settings if k != "-graph_optimization_level"
+    }
+    assert published["options"]["knobs"] == settings
 
 
 def adding(size: int = 4096, sidecar: str | None = None) -> onnx.ModelProto:
@@ -154,7 +171,7 @@ def test_models_of_other_shapes_share_nothing(write: Callable[..., Path], store:
 
 def test_what_is_published_is_what_was_checked_and_timed(write: Callable[..., Path], store: Store) -> None:
     """E39: the bytes come from the trial, never from a second build."""
-    publication, trials = tune(write(adding()), store)
+    publication, trials = tune(write(adding(), routes="-enable_mem_pattern=[on|off]"), store)
     winner = trials[publication.manifest["route"]]
     assert winner.engine is not None
     assert publication.reference.engine == winner.engine["digest"]

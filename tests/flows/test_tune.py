@@ -61,7 +61,7 @@ def test_from_target_to_publication_and_again(
     first = answer(routetune("tune", target, "--json", PREFECT_API_URL=prefect_url))
     assert first["state"] == "tuned"
     assert first["counts"]["trials"] == 4
-    assert first["counts"]["builds"] == 4
+    assert first["counts"]["builds"] == 2  # what is not packed at load is built alike
     assert Path(first["engine"]).exists()
     routes = {trial["route"] for trial in first["trials"]}
     assert "" in routes and "-graph_optimization_level=disabled" in routes
@@ -171,7 +171,7 @@ def test_a_store_full_of_damage_heals(
     process = routetune("tune", target, "--json", PREFECT_API_URL=prefect_url)
     assert "warning: " in process.stderr and "damaged" in process.stderr
     healed = answer(process)
-    assert healed["counts"]["builds"] == first["counts"]["builds"] == 2
+    assert healed["counts"]["builds"] == first["counts"]["builds"] == 1
     assert answer(routetune("status", target, "--json", "--check"))["targets"][0]["state"] == "fresh"
     assert (
         answer(routetune("tune", target, "--force", "--json", PREFECT_API_URL=prefect_url))["counts"][

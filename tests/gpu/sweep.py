@@ -4,10 +4,10 @@
 
 Each workload is exported, swept exhaustively by the product (a landscape for the replays of searches), and
 then tuned by the command line with `algorithm = "auto"` and few trials: for a loose and a strict tolerance,
-and for the loose one with float16 as one more knob. The tunes find builds and times of the sweep in the
-store; what they choose is timed again. After N seconds no further workload is begun; one that is in the
-results already is left alone, and a landscape that is there is not swept again. Rows go to
-FOLDER/gpu_workloads.json, landscapes to FOLDER/<name>.parquet. Run it with nothing else on the machine.
+and for the loose one with float16 as one more knob. The tunes find builds and outputs of the sweep in the
+store; they time all that they try, beside the default route. After N seconds no further workload is begun;
+one that is in the results already is left alone, and a landscape that is there is not swept again. Rows go
+to FOLDER/gpu_workloads.json, landscapes to FOLDER/<name>.parquet. Run it with nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.gpu import workloads
 TOLERANCES = {"5e-2": 5e-2, "1e-3": 1e-3, "1e-4": 1e-4}
 LOOSE, STRICT = "5e-2", "1e-4"
 COMMAND = (sys.executable, "-c", "from routetune.flows.cli import main; main()")
-#: What a tune may try, of 64 routes.
+#: What a tune may try, of 64 or 128 routes.
 TRIALS = 16
 #: Knobs beside those swept, in a tune of its own for the loose tolerance, and what that one may try.
 MORE = ("@fp16=[off|on]",)
@@ -51,8 +51,12 @@ def sweep(name: str, folder: Path) -> dict[str, Any]:
     exported = time.monotonic()
     target = folder / f"{name}.toml"
     recorded = folder / f"{name}.parquet"
-    found = landscapes.read(recorded if recorded.exists() else record(target, folder, keep=True))
+    anchor = workloads.ANCHORS[workloads.WORKLOADS[name].routes]
+    found = landscapes.read(
+        recorded if recorded.exists() else record(target, folder, keep=True, anchor=anchor)
+    )
     ended = time.monotonic()
+    more = (*_routes(found), *MORE)
     return {
         "workload": workloads.WORKLOADS[name].about,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -62,7 +66,7 @@ def sweep(name: str, folder: Path) -> dict[str, Any]:
         "outcomes": dict(Counter(str(trial.outcome) for trial in found.trials.values())),
         "precision": precision(found),
         "rules": {rule: _rule(name, folder, found, rule) for rule in TOLERANCES},
-        "with float16": _tune(name, folder, "half", TOLERANCES[LOOSE], MORE, MORE_TRIALS)[1],
+        "with float16": _tune(name, folder, "half", TOLERANCES[LOOSE], more, MORE_TRIALS)[1],
     }
 
 
@@ -83,7 +87,7 @@ def _rule(name: str, folder: Path, found: landscapes.Landscape, rule: str) -> di
 
 def _tuned(name: str, folder: Path, rule: str, seen: landscapes.Landscape) -> dict[str, Any]:
     """What a tune with few trials found, beside what the sweep had of that route."""
-    done, row = _tune(name, folder, rule, TOLERANCES[rule])
+    done, row = _tune(name, folder, rule, TOLERANCES[rule], _routes(seen))
     if not done:
         return row
     # The landscape writes knobs in the order of the target, the product in that of its database.
@@ -93,12 +97,19 @@ def _tuned(name: str, folder: Path, rule: str, seen: landscapes.Landscape) -> di
     return row | {"in the sweep": _row(chosen), "of the best": round(_speed(chosen) / best, 4)}
 
 
+def _routes(found: landscapes.Landscape) -> list[str]:
+    """What was swept, as a target says it."""
+    return [f"{term.knob.name}=[{'|'.join(term.values)}]" for term in found.space.terms]
+
+
 def _tune(
-    name: str, folder: Path, rule: str, tolerance: float, more: Sequence[str] = (), trials: int = TRIALS
+    name: str, folder: Path, rule: str, tolerance: float, routes: Sequence[str], trials: int = TRIALS
 ) -> tuple[bool, dict[str, Any]]:
     """Whether a tune by the command line ended well, and its row."""
     target = folder / f"{name}_{rule}.toml"
-    text = workloads.target(name, "auto", trials, more).replace(f'name = "{name}"', f'name = "{name}_{rule}"')
+    text = workloads.target(name, "auto", trials, routes).replace(
+        f'name = "{name}"', f'name = "{name}_{rule}"'
+    )
     target.write_text(text.replace("tolerance = 1e-3", f"tolerance = {tolerance}"))
     store = store_of(folder / f"{name}.toml", folder)
     words = ["tune", str(target), "--store", str(store), "--json"]

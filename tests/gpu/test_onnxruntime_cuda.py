@@ -30,7 +30,7 @@ from routetune.tasks.engines.onnxruntime.session import (
     open_session,
     provider_options,
 )
-from routetune.tasks.engines.onnxruntime.settings_cuda import every_setting
+from routetune.tasks.engines.onnxruntime.settings_cuda import every_setting, settings_on
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.gpu import UNKNOWN
 from routetune.tasks.verdicts import steps
@@ -38,7 +38,7 @@ from routetune.tasks.verdicts.duel import duel_figures
 from routetune.tasks.verdicts.rounds import estimate_from, figures_from
 from routetune.tasks.verdicts.samplers import Streams
 
-from tests.engines.small_models import Sample, cnn, mlp, tokens
+from tests.engines.small_models import SAMPLES, Sample, cnn, mlp, tokens
 from tests.gpu.here import why_no_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_no_cuda()), reason=why_no_cuda() or "can be used")]
@@ -121,6 +121,15 @@ TOGETHER = [
 ]
 #: Its outputs are not even the same twice: see the test on it.
 BROKEN = {"-fuse_conv_bias": "1"}
+
+
+@pytest.mark.parametrize("name", [name for name, row in settings_on("cuda").items() if row.only_at_load])
+def test_what_only_acts_at_load_shapes_no_graph(name: str, build: Callable[..., Engine]) -> None:
+    for make in (*SAMPLES, attention):
+        default = build(make().model).identity
+        for value in settings_on("cuda")[name].values:
+            graph_of = str(build(make().model, {f"-{name}": value}).identity).partition("-")[0]
+            assert graph_of == default, (make.__name__, value)
 
 
 @pytest.mark.parametrize("route", [{name: value} for name, value in ONE_OFF] + TOGETHER, ids=str)

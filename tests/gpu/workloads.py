@@ -23,16 +23,23 @@ CONVOLUTIONS = (
     "-fuse_conv_bias=[0|1]",
     "-enable_cuda_graph=[0|1]",
     "-cudnn_conv_algo_search=[EXHAUSTIVE|HEURISTIC]",
+    "-cudnn_conv_use_max_workspace=[1|0]",
     "-graph_optimization_level=[basic|all]",
 )
 PRODUCTS = (
     "-use_tf32=[1|0]",
     "-enable_cuda_graph=[0|1]",
     "-graph_optimization_level=[basic|all]",
+    "-optimization.enable_gelu_approximation=[0|1]",
     "-SkipLayerNormFusion=[on|off]",
     "-BiasGeluFusion=[on|off]",
     "-MatMulAddFusion=[on|off]",
 )
+#: What routes are timed beside in a sweep: no launches to wait for, nothing to search at load.
+ANCHORS = {
+    CONVOLUTIONS: "-enable_cuda_graph=1 -cudnn_conv_algo_search=HEURISTIC",
+    PRODUCTS: "-enable_cuda_graph=1",
+}
 TARGET = """\
 # {about}
 schema = 1
@@ -231,10 +238,10 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
-def target(name: str, algorithm: str = "full", trials: int = 200, more: Sequence[str] = ()) -> str:
-    """The target file of a workload; `more` are further routes."""
+def target(name: str, algorithm: str = "full", trials: int = 200, routes: Sequence[str] = ()) -> str:
+    """The target file of a workload, for its own routes or those given."""
     of = WORKLOADS[name]
-    routes = "[" + ", ".join(f'"{route}"' for route in (*of.routes, *more)) + "]"
+    routes = "[" + ", ".join(f'"{route}"' for route in routes or of.routes) + "]"
     return TARGET.format(about=of.about, name=name, routes=routes, algorithm=algorithm, trials=trials)
 
 

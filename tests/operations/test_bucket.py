@@ -40,7 +40,7 @@ class Hosts:
     def __init__(self, home: Path, server: Server, prefect_url: str) -> None:
         self.home, self.server = home, server
         self.target = home / "small.toml"
-        routes = "-graph_optimization_level=[disabled|all] -session.disable_prepacking=[0|1]"
+        routes = "-graph_optimization_level=[disabled|basic|extended|all]"
         self.target.write_text(quick("small", "digits_cnn.onnx", routes, shapes={"x": "8x1x8x8"}))
         shutil.copy(folder() / "models/digits_cnn.onnx", home)
         self.bucket = server.bucket("bucket") / "team"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,18 +82,31 @@ class OnnxRuntime:
             if embed(model, order.model.parent):
                 data = model.SerializeToString()
                 order.output.write_bytes(data)
-            knobs = applied_at_load(order.route)
+            knobs = applied_at_load(self.shaping(order.route))
             digest, known_by = _digests(data, model, knobs)
-            return Engine(
-                path=order.output,
-                digest=digest,
-                size=len(data),
-                identity=known_by,
-                options=_options(provider, kind_of(order.device), knobs),
-            )
+            options = _options(provider, kind_of(order.device), knobs)
+            built = Engine(order.output, digest, len(data), known_by, options)
+            return self.settled(built, order.route)
         except BaseException:
             order.output.unlink(missing_ok=True)
             raise
+
+    def shaping(self, route: Mapping[str, str]) -> dict[str, str]:
+        """The part of a route that shapes the file; routes that share it can share a build."""
+        from routetune.tasks.engines.onnxruntime.session import only_at_load
+
+        rest = only_at_load(route)
+        return {name: value for name, value in route.items() if name not in rest}
+
+    def settled(self, engine: Engine, route: Mapping[str, str]) -> Engine:
+        """The engine of a route, from that of its shaping part: the same file, loaded otherwise."""
+        from routetune.tasks.engines.onnxruntime.identity import beside
+        from routetune.tasks.engines.onnxruntime.session import only_at_load
+
+        settings = only_at_load(route)
+        known_by = engine.identity and beside(engine.identity, settings)
+        knobs = dict(sorted({**engine.options["knobs"], **settings}.items()))
+        return replace(engine, identity=known_by, options={**engine.options, "knobs": knobs})
 
     def idle(self, order: BuildOrder, knobs: Mapping[str, Sequence[str]]) -> Idle:
         """The knobs among `knobs` (name -> values to be tried) whose rewrite does nothing on this model, with

@@ -26,13 +26,18 @@ _LARGE = 1 << 20
 
 
 def identity(model: ModelProto, knobs: Mapping[str, str]) -> str:
-    """SHA-256, hex, of a compiled model's normal form and the settings applied at load.
+    """SHA-256, hex, of a compiled model's normal form, `beside` the settings applied at load.
 
     Counted: operators, attributes, weights, the order of nodes, inputs and outputs with their names, shapes
     that the compiler wrote down, versions. Not counted: names of nodes and inner tensors, documentation,
     producer, metadata, the order of attributes and of weights, functions and weights that nothing uses.
     """
-    return digest({"model": _Normal().model(model), "knobs": dict(knobs)})
+    return beside(digest(_Normal().model(model)), knobs)
+
+
+def beside(known_by: str, settings: Mapping[str, str]) -> str:
+    """The identity of an engine under more settings applied at load: theirs stands behind a dash."""
+    return f"{known_by}-{digest(dict(settings))}" if settings else known_by
 
 
 class _Normal:

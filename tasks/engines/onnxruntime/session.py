@@ -118,6 +118,13 @@ def applied_at_load(route: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def only_at_load(route: Mapping[str, str]) -> dict[str, str]:
+    """The part of a route that does not shape the engine's graph either: it acts at load and then alone."""
+    rows = every_setting()
+    at_load = applied_at_load(route)
+    return {name: value for name, value in at_load.items() if rows[name.removeprefix("-")].only_at_load}
+
+
 def disabled_optimizers(route: Mapping[str, str]) -> set[str]:
     """The transformers and rules that a route switches off."""
     rows = every_setting()

@@ -36,6 +36,7 @@ class Setting:
         at_load: it acts when an engine is loaded or run, so it is applied again whenever that happens.
             The others are baked into the engine's graph.
         changes_results: it may change the outputs, if only by rounding.
+        shapes: it acts at load and shapes the graph too, so that no build is shared across its values.
     """
 
     name: str
@@ -45,6 +46,12 @@ class Setting:
     place: Place = "entry"
     at_load: bool = False
     changes_results: bool = False
+    shapes: bool = False
+
+    @property
+    def only_at_load(self) -> bool:
+        """Whether builds that differ in it alone give the same graph."""
+        return self.at_load and not self.shapes
 
 
 @cache
@@ -262,6 +269,7 @@ _KERNELS = (
         "Treat denormal numbers as zero, while building and while running.",
         at_load=True,
         changes_results=True,
+        shapes=True,
     ),
     Setting(
         "mlas.nchwc_pointwise_conv_max_input_channel_batch",

@@ -35,11 +35,16 @@ _SHARED = (
 
 
 def _option(
-    name: str, values: tuple[str, ...], default: str, help_text: str, changes_results: bool = False
+    name: str,
+    values: tuple[str, ...],
+    default: str,
+    help_text: str,
+    changes_results: bool = False,
+    shapes: bool = False,
 ) -> Setting:
-    # All at load, those too that shape the graph (prefer_nhwc): a provider's options are of one piece, and a
-    # reloaded engine was seen to be bit-identical under the options it was built with.
-    return Setting(name, values, default, help_text, "provider", True, changes_results)
+    # All at load, those too that shape the graph: a provider's options are of one piece, and a reloaded
+    # engine was seen to be bit-identical under the options it was built with.
+    return Setting(name, values, default, help_text, "provider", True, changes_results, shapes)
 
 
 _PROVIDER = (
@@ -56,6 +61,7 @@ _PROVIDER = (
         "0",
         "Compute convolutions, pooling and normalisation channels-last.",
         changes_results=True,
+        shapes=True,
     ),
     _option(
         "enable_cuda_graph",

@@ -25,8 +25,13 @@ from tests.benchmarks.search.landscape import Landscape
 #: A speed is sharp when its interval reaches no further than this to either side, as a log: the 5 % that the
 #: goal allows 95 of 100 searches to stay below the best.
 SHARP = 0.05
-#: A landscape can show a regret of a few percent when this share of what was timed to the end is sharp.
+#: A landscape can show a regret of a few percent when this share of what was timed to the end is sharp; of
+#: the contenders, where all were timed beside an anchor. Beside a default route that is unsteady itself one
+#: lucky measurement can leave all contenders behind: seen were 3.46 where a duel had 1.75.
 ENOUGH = 0.9
+#: A route is a contender that may be this near to the best, as a share of it. How slow the others are exactly
+#: moves no regret of a few percent.
+NEAR = 0.8
 
 
 def measured(landscape: Landscape) -> list[Trial]:
@@ -49,7 +54,8 @@ def precision(landscape: Landscape) -> dict[str, Any]:
     ended = [trial for trial in own if not trial.abandoned]
     no_interval = [t for t in ended if not (t.low and t.high and math.isfinite(t.high))]
     best = max((t for t in landscape.trials.values() if t.eligible), key=_speed, default=None)
-    share = sum(map(is_sharp, ended)) / max(1, len(ended))
+    rivals = [trial for trial in ended if best and (trial.high or math.inf) >= NEAR * _speed(best)]
+    deciding = rivals if landscape.about.get("anchor") else ended
     spread, left_over = _spread(landscape, own)
     return {
         "routes": len(landscape.trials),
@@ -59,12 +65,18 @@ def precision(landscape: Landscape) -> dict[str, Any]:
         "measured": len(own),
         "abandoned": len(own) - len(ended),
         "no_interval": len(no_interval),
-        "sharp_share": round(share, 3),
+        "sharp_share": round(_sharp_share(ended), 3),
+        "contenders": len(rivals),
+        "sharp_contenders": round(_sharp_share(rivals), 3),
         "best": best and {"route": str(best.route), "speed": round(_speed(best), 3), "sharp": is_sharp(best)},
         "spread": round(spread, 3),
         "left_over": number(round(left_over, 3)),
-        "fit_for_regret": bool(best and is_sharp(best) and share >= ENOUGH),
+        "fit_for_regret": bool(best and is_sharp(best) and _sharp_share(deciding) >= ENOUGH),
     }
+
+
+def _sharp_share(trials: list[Trial]) -> float:
+    return sum(map(is_sharp, trials)) / len(trials) if trials else 1.0
 
 
 def judged(landscape: Landscape, metric: str, tolerance: float) -> Landscape:

@@ -17,7 +17,7 @@ from routetune.tasks.engines.onnxruntime.backend import OnnxRuntime
 from routetune.tasks.engines.onnxruntime.identity import identity
 from routetune.tasks.engines.onnxruntime.knobs import knob_database
 from routetune.tasks.engines.onnxruntime.rules import graph, node, scalar
-from routetune.tasks.engines.onnxruntime.settings import settings
+from routetune.tasks.engines.onnxruntime.settings import Setting, settings
 
 from tests.engines.onnxruntime import patterns
 from tests.engines.small_models import SAMPLES, Sample
@@ -248,6 +248,20 @@ def test_routes_that_differ_in_graph_or_outputs_share_no_identity(
     for members in same.values():
         assert len(members) == 1, f"one identity for {list(members.values())}"
     assert aliases > 40
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in settings().values() if row.only_at_load], ids=lambda row: row.name
+)
+def test_what_only_acts_at_load_shapes_no_graph(row: Setting, tmp_path: Path) -> None:
+    """On every pattern that some rewrite knows, with either end of its values: only the options differ."""
+    for name, make in patterns.PATTERNS.items():
+        sample = Sample(name, make(), {})
+        sample.save(tmp_path)
+        default = build(sample, tmp_path).identity
+        for value in (row.values[0], row.values[-1]):
+            graph_of, _, settled = str(build(sample, tmp_path, **{row.name: value}).identity).partition("-")
+            assert graph_of == default and bool(settled) == (value != row.default), (name, value)
 
 
 @pytest.mark.parametrize("name", patterns.PATTERNS)
