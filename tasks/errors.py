@@ -25,6 +25,10 @@ class BadInput(RoutetuneError):
     exit_code = 2
 
 
+class NotHere(BadInput):
+    """This machine lacks the device or the library that is asked for; on another one nothing is wrong."""
+
+
 class EnvironmentBroken(RoutetuneError):
     """The control itself no longer builds or runs, so no route can be blamed; the run stops."""
 

@@ -196,7 +196,9 @@ def open_night(
     now = datetime.now(UTC)
     for state in sorted(night.states, key=urgency):
         rest = None if force else rests_until(state)
-        if state.state in (FRESH, REFUSED, CANNOT_TELL):
+        if state.subject is None:
+            night._note(state, REFUSED)
+        elif state.state in (FRESH, CANNOT_TELL):
             night._note(state, state.state)
         elif rest is not None and now < rest:
             count = len(state.failures)

@@ -12,14 +12,17 @@ from typing import Any
 
 from routetune.tasks import canonical
 from routetune.tasks.canonical import to_float
-from routetune.tasks.errors import BadInput
+from routetune.tasks.errors import BadInput, NotHere
 from routetune.tasks.store import Store
 from routetune.tasks.store.digests import Digests
 from routetune.tasks.store.manifests import BadPublication, Publication
 from routetune.tasks.store.runs import FAILED, RunRecord
 from routetune.tasks.subject import Subject, open_subject
 from routetune.tasks.targets.changes import Change, compare, dearest
+from routetune.tasks.targets.gpu import ABSENT, NOT_APPLICABLE
+from routetune.tasks.targets.gpu import FIELDS as GPU
 from routetune.tasks.targets.memo import Memo, no_memo
+from routetune.tasks.targets.schema import load_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Freshness:
             files are damaged; or "".
         detail: one sentence for a person.
         publication: what is published for this environment, else the newest of the others.
-        subject: the target as it stands, where it is not refused.
+        subject: the target as it stands; None where it is refused, or this machine lacks its device.
         failures: how often in a row the target failed as it stands, and nothing came of it since.
     """
 
@@ -97,6 +100,8 @@ def freshness(path: Path, store: Store, memo: Memo = no_memo, runs_of: RunsOf | 
     """Look at one target file; never builds, never raises for a bad target."""
     try:
         return freshness_of(open_subject(path, memo), store, memo, runs_of)
+    except NotHere as error:
+        return _without_device(path, store, memo, str(error))
     except BadInput as error:
         return Freshness(path.stem, str(path.absolute()), "refused", detail=str(error))
 
@@ -118,10 +123,10 @@ def freshness_of(
 def _compared(subject: Subject, store: Store, memo: Memo) -> Freshness:
     state = Freshness(subject.target.name, str(subject.target.path), "never tuned", subject=subject)
     if unknown := subject.environment.cannot_tell:
+        published = _latest(state.target, store, memo)
         detail = f"cannot read {', '.join(unknown)}; nothing is rebuilt and nothing is reused until it can be"
-        return replace(
-            state, state="cannot tell", detail=detail, publication=_latest(state.target, store, memo)
-        )
+        told = "; ".join(filter(None, (detail, _made_for(published))))
+        return replace(state, state="cannot tell", detail=told, publication=published)
     try:
         published = _nearest(subject, store, memo)
     except BadPublication as damage:
@@ -139,6 +144,24 @@ def _compared(subject: Subject, store: Store, memo: Memo) -> Freshness:
     cost, detail = dearest(changes) or "", another_dial(published.manifest, subject)
     word = "reselect" if cost == "reselect" else "stale"
     return replace(state, state=word, changes=changes, cost=cost, detail=detail)
+
+
+def _without_device(path: Path, store: Store, memo: Memo, reason: str) -> Freshness:
+    """Stale where something is published for a GPU, which this machine cannot use; else refused."""
+    name = load_target(path).name
+    published = _latest(name, store, memo)
+    made_on = published.manifest["bound_to"].get("environment", {}) if published else {}
+    had = {one: made_on[one] for one in GPU if made_on.get(one, NOT_APPLICABLE) != NOT_APPLICABLE}
+    moved = tuple(Change(f"environment.{one}", value, ABSENT, "rebuild") for one, value in had.items())
+    if not moved:
+        return Freshness(path.stem, str(path.absolute()), "refused", detail=reason)
+    detail = f"{_made_for(published)}; {reason}"
+    return Freshness(name, str(path.absolute()), "stale", moved, "rebuild", detail, published)
+
+
+def _made_for(published: Publication | None) -> str:
+    label = published and published.manifest.get("environment_label")
+    return f"what is published was made for {label}" if label else ""
 
 
 def another_dial(manifest: Mapping[str, Any], subject: Subject) -> str:

@@ -61,7 +61,7 @@ class Machine:
         *,
         backend: str = BACKEND,
         device: str = "cuda:0",
-        routes: str = "-enable_mem_pattern=[on|off]",
+        routes: str = "-graph_optimization_level=[all|disabled]",
         exclusive: str = "wait",
     ) -> Path:
         """Write a target file whose name is that of the file, beside a small model of its own."""

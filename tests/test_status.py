@@ -7,12 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
+from routetune.tasks.engines.tensorrt.library import tensorrt_found
 from routetune.tasks.errors import BadInput
+from routetune.tasks.retune import open_night
 from routetune.tasks.status import find_targets, look_at
 from routetune.tasks.store import Store, digests, open_store
 from routetune.tasks.store.digests import Digests
+from routetune.tasks.targets.gpu import NOT_APPLICABLE
 
+from tests import published
 from tests.machine import Machine
 
 
@@ -80,3 +85,31 @@ def test_a_look_reads_what_moved_and_nothing_else(
     assert len(reads) == 1
     assert look_at([target], store, rehash=True)[0].state == "never tuned"
     assert len(reads) == 2
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
+def test_where_the_device_is_missing_the_gpu_and_driver_are_named(
+    backend: str, store: Store, tmp_path: Path
+) -> None:
+    """What is published for a GPU, looked at on a machine that cannot use one."""
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers() or tensorrt_found():
+        pytest.skip("a GPU could be used here")
+    path = tmp_path / "plus.toml"
+    gpu = {"device": "cuda", "driver": "580.1", "gpu.name": "NVIDIA H200", "gpu.mig": NOT_APPLICABLE}
+    published.publish(store, tmp_path, 1.0)
+    on_cpu = path.read_text()
+    path.write_text(on_cpu.replace('"onnxruntime"', f'"{backend}"') + '[engine]\ndevice = "cuda:0"\n')
+    [state] = look_at([path], store)
+    assert state.state == "refused" and not state.changes, "nothing is published for a GPU"
+
+    published.publish(store, tmp_path, 2.0, **gpu)
+    path.write_text(on_cpu.replace('"onnxruntime"', f'"{backend}"') + '[engine]\ndevice = "cuda:0"\n')
+    [state] = look_at([path], store)
+    assert (state.state, state.cost, state.target) == ("stale", "rebuild", "plus")
+    told = [str(change) for change in state.changes]
+    assert told == [
+        "environment.driver: 580.1 -> (none here)",
+        "environment.gpu.name: NVIDIA H200 -> (none here)",
+    ]
+    night = open_night([path], store)
+    assert not night.todo and [one["outcome"] for one in night.results] == ["refused"]

@@ -55,7 +55,8 @@ def run_summary(
         explanation: what the search tells of itself; None where nothing was searched.
     """
     trials = list(bench.trials.values())
-    recalled = sum("build" in trial.cached for trial in trials)
+    # A build that was shared is in neither: it took no time of its own.
+    made = [trial for trial in trials if "build" in trial.seconds.keys() - set(trial.cached)]
     answer, devices = published(publication), devices_of(bench)
     # What was published before and stays has the remarks of its own run.
     remarks = list(dict.fromkeys([*answer["remarks"], *device_remarks(devices)]))
@@ -70,8 +71,8 @@ def run_summary(
         "counts": {
             "trials": len(trials),
             "eligible": sum(trial.eligible for trial in trials),
-            "builds": sum("build" in trial.seconds for trial in trials) - recalled,
-            "from_store": recalled,
+            "builds": len(made),
+            "from_store": sum("build" in trial.cached for trial in trials),
             "aliases": sum(trial.alias_of is not None for trial in trials),
         },
         "devices": devices,

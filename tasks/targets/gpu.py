@@ -13,6 +13,9 @@ UNKNOWN = "(unknown)"
 #: What a field holds when the device has no such thing.
 NOT_APPLICABLE = "(not applicable)"
 
+#: What stands for a field of another machine's GPU where this one has none.
+ABSENT = "(none here)"
+
 FIELDS = (
     "driver",
     "cuda",

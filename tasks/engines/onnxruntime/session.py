@@ -12,7 +12,7 @@ from routetune.tasks.engines.onnxruntime.denormals import flushing
 from routetune.tasks.engines.onnxruntime.libraries import preload
 from routetune.tasks.engines.onnxruntime.settings import Setting
 from routetune.tasks.engines.onnxruntime.settings_cuda import every_setting
-from routetune.tasks.errors import BadInput
+from routetune.tasks.errors import BadInput, NotHere
 
 DENORMALS = "-session.set_denormal_as_zero"
 
@@ -24,7 +24,8 @@ def provider_of(device: str) -> str:
     """The execution provider for a device.
 
     Raises:
-        BadInput: the backend has none for it, or the installed library was built without it.
+        BadInput: the backend has none for it.
+        NotHere: the installed library was built without it.
     """
     import onnxruntime
 
@@ -35,7 +36,7 @@ def provider_of(device: str) -> str:
         raise BadInput(f"backend onnxruntime cannot use device {device!r}; it can use: cpu, cuda:N")
     has = onnxruntime.get_available_providers()
     if PROVIDERS[kind] not in has:
-        raise BadInput(
+        raise NotHere(
             f"backend onnxruntime cannot use device {device!r}: onnxruntime {onnxruntime.__version__} here "
             f"was built without {PROVIDERS[kind]} (it has {', '.join(has)}). {ADVICE}"
         )

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from routetune.tasks.errors import BadInput
+from routetune.tasks.errors import BadInput, NotHere
 
 #: Polygraphy's own switch between TensorRT and TensorRT-RTX; ours too, so that both always agree.
 USE_RTX = "POLYGRAPHY_USE_TENSORRT_RTX"
@@ -39,7 +39,7 @@ def library() -> Any:
     try:
         module = import_module(name)
     except (ImportError, OSError) as error:
-        raise BadInput(f"{name} cannot be imported ({error}); {_advice(name)}") from error
+        raise NotHere(f"{name} cannot be imported ({error}); {_advice(name)}") from error
     version = str(module.__version__)
     if name == "tensorrt" and _numbers(version) < OLDEST:
         raise BadInput(
