@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from routetune.tasks.engines.tensorrt.library import tensorrt_found
 from routetune.tasks.errors import BadInput
+from routetune.tasks.report.answers import verification
 from routetune.tasks.retune import open_night
 from routetune.tasks.status import find_targets, look_at
 from routetune.tasks.store import Store, digests, open_store
@@ -111,5 +112,6 @@ def test_where_the_device_is_missing_the_gpu_and_driver_are_named(
         "environment.driver: 580.1 -> (none here)",
         "environment.gpu.name: NVIDIA H200 -> (none here)",
     ]
+    assert verification(path, store)["problems"] == []
     night = open_night([path], store)
     assert not night.todo and [one["outcome"] for one in night.results] == ["refused"]

@@ -17,7 +17,7 @@ from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.route import spell
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.search import expand, open_search
-from routetune.tasks.status import freshness_of
+from routetune.tasks.status import freshness
 from routetune.tasks.store import Store
 from routetune.tasks.store.signing import public_keys
 from routetune.tasks.subject import open_subject
@@ -73,12 +73,14 @@ def knob_difference(backend: str, device: str | None, old: Path) -> dict[str, An
 
 
 def shown(path: Path, store: Store) -> dict[str, Any]:
-    """What is published for a target today, and whether it is fresh.
+    """What is published for a target today, and whether it is fresh; on a machine without its device too.
 
     Raises:
-        BadInput: nothing is published.
+        BadInput: nothing is published, or the target is bad input.
     """
-    state = freshness_of(open_subject(path), store)
+    state = freshness(path, store)
+    if state.state == "refused":
+        raise BadInput(state.detail)
     if state.publication is None:
         raise BadInput(
             f"target {state.target!r}: nothing is published in {store.name} ({state.state}); "
@@ -114,16 +116,17 @@ def rolled_back(path: Path, store: Store) -> dict[str, Any]:
 def verification(path: Path, store: Store, public: Sequence[Path] | None = None) -> dict[str, Any]:
     """Every difference between what is published for a target and its manifests; reads every byte.
 
-    With `public`, files of public keys, each manifest must be signed by one of them.
+    With `public`, files of public keys, each manifest must be signed by one of them. Neither the target's
+    model nor its device is needed.
     """
     trusted = () if public is None else public_keys(public)
-    subject = open_subject(path)
-    keys = store.publications.environments(subject.target.name)
+    name = load_target(path).name
+    keys = store.publications.environments(name)
     if not keys:
-        raise BadInput(f"nothing is published for target {subject.target.name!r} in {store.name}")
-    problems = {key: store.publications.verify(subject.target.name, key, trusted) for key in keys}
+        raise BadInput(f"nothing is published for target {name!r} in {store.name}")
+    problems = {key: store.publications.verify(name, key, trusted) for key in keys}
     return {
-        "target": subject.target.name,
+        "target": name,
         "environments": keys,
         "problems": [problem for key in keys for problem in problems[key]],
     }
