@@ -100,8 +100,9 @@ def _tune(bench: Bench, anchor: str) -> int:
         for stage in stages:
             trials = stage.fn(bench, trials)
         campaign.tell(trials)
-        # Only after the default, which no route that is on record may make hopeless.
-        anchored = anchored and time_engines.fn(bench, anchored) and []  # type: ignore[attr-defined]
+        if anchored:  # only after the default, which no route that is on record may make hopeless
+            time_engines.fn(bench, anchored)  # type: ignore[attr-defined]
+            anchored = []
         print(f"\r{target.name}: {len(bench.trials)} routes", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return len(bench.trials)
