@@ -34,7 +34,7 @@ def check(bench: Bench, trial: Trial) -> Trial:
         trial,
         losses=answer.value.get("losses"),
         failure=failure_from(answer.value),
-        seconds=trial.seconds | {"accuracy": answer.value.get("seconds", 0.0)},
+        seconds=trial.seconds | answer.spent("accuracy"),
         cached=(*trial.cached, "accuracy") if answer.cached else trial.cached,
         device=answer.value.get("device", trial.device),
     )

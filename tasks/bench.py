@@ -39,12 +39,16 @@ class Answer:
 
     Attributes:
         cached: it was there before this run.
-        shared: this run made it before, for another route.
+        shared: this run made it before, for another trial.
     """
 
     value: dict[str, Any]
     cached: bool
     shared: bool = False
+
+    def spent(self, step: str) -> dict[str, float]:
+        """The seconds of the step that made it, by its name; nothing where another trial has spent them."""
+        return {} if self.shared else {step: self.value.get("seconds", 0.0)}
 
 
 #: Makes a value and the digests of its blobs.
@@ -91,6 +95,7 @@ class Bench:
     asked: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _deaths: list[dict[str, Any]] = field(default_factory=list)
+    _begun: set[str] = field(default_factory=set)
     _made: set[str] = field(default_factory=set)
 
     def key(self, stage: str, code: str, **parts: Any) -> dict[str, Any]:
@@ -123,6 +128,7 @@ class Bench:
             earlier = self._recalled(key)
             if earlier is not None and holds(earlier):
                 return self._answered(key, earlier)
+            self._begun.add(canonical.digest(key))  # before another device can find what is put
             try:
                 value, blobs = make()
             except StepFailed as failed:
@@ -135,7 +141,7 @@ class Bench:
             return Answer(kept.value if holds(kept.value) else value, cached=False)
 
     def _answered(self, key: dict[str, Any], value: dict[str, Any]) -> Answer:
-        shared = canonical.digest(key) in self._made
+        shared = canonical.digest(key) in self._begun
         return Answer(value, cached=not shared, shared=shared)
 
     def known(self, key: dict[str, Any]) -> dict[str, Any] | None:

@@ -66,7 +66,7 @@ def trial_of(route: Route, answer: Answer) -> Trial:
         route,
         engine=answer.value.get("engine"),
         failure=failure_from(answer.value),
-        seconds={} if answer.shared else {"build": answer.value.get("seconds", 0.0)},
+        seconds=answer.spent("build"),
         cached=("build",) if answer.cached else (),
         device=answer.value.get("device"),
     )
@@ -92,7 +92,8 @@ def _key(bench: Bench, source: Source) -> dict[str, Any]:
 
 def _make(bench: Bench, source: Source) -> tuple[dict[str, Any], list[str]]:
     shape = shaping(bench.subject.backend, source.route)
-    output = bench.folder / f"{shape.id}.onnx"
+    # Two devices may build at once, and routes of two placements may share their shape.
+    output = bench.folder / f"{shape.id}-{source.digest[:16]}-{bench.fleet.number}.onnx"
     output.unlink(missing_ok=True)
     started = time.monotonic()
     order = build_order(bench, source) | {"route": shape.as_dict(), "output": str(output)}

@@ -43,7 +43,8 @@ def stage(name: str, of: str = "route") -> Callable[[Stage[Batch]], Stage[Batch]
 
     Results stay in our store, which Prefect's own caching would only repeat at more cost and with less care:
     Prefect persists nothing, a batch answered wholly from the store ends in a state named "Cached", and
-    `refresh_cache` makes the stage work anew. The key dicts go to the run's log at level debug.
+    `refresh_cache` takes nothing that was there before the run. The key dicts go to the run's log at level
+    debug.
 
     Args:
         name: the task's name for a person, such as "build engines".

@@ -12,6 +12,7 @@ from typing import Any
 
 from routetune.tasks import canonical
 from routetune.tasks.canonical import to_float
+from routetune.tasks.engines import cuda
 from routetune.tasks.errors import BadInput, NotHere
 from routetune.tasks.store import Store
 from routetune.tasks.store.digests import Digests
@@ -99,11 +100,16 @@ def look_at(paths: list[Path], store: Store, rehash: bool = False) -> list[Fresh
 def freshness(path: Path, store: Store, memo: Memo = no_memo, runs_of: RunsOf | None = None) -> Freshness:
     """Look at one target file; never builds, never raises for a bad target."""
     try:
-        return freshness_of(open_subject(path, memo), store, memo, runs_of)
-    except NotHere as error:
-        return _without_device(path, store, memo, str(error))
+        try:
+            return freshness_of(open_subject(path, memo), store, memo, runs_of)
+        except NotHere as error:
+            return _without_device(path, store, memo, error)
     except BadInput as error:
-        return Freshness(path.stem, str(path.absolute()), "refused", detail=str(error))
+        return _refused(path, error)
+
+
+def _refused(path: Path, error: BadInput) -> Freshness:
+    return Freshness(path.stem, str(path.absolute()), "refused", detail=str(error))
 
 
 def freshness_of(
@@ -146,17 +152,22 @@ def _compared(subject: Subject, store: Store, memo: Memo) -> Freshness:
     return replace(state, state=word, changes=changes, cost=cost, detail=detail)
 
 
-def _without_device(path: Path, store: Store, memo: Memo, reason: str) -> Freshness:
-    """Stale where something is published for a GPU, which this machine cannot use; else refused."""
+def _without_device(path: Path, store: Store, memo: Memo, missing: NotHere) -> Freshness:
+    """Stale where something is published for a GPU and this machine has none; else refused."""
     name = load_target(path).name
-    published = _latest(name, store, memo)
-    made_on = published.manifest["bound_to"].get("environment", {}) if published else {}
-    had = {one: made_on[one] for one in GPU if made_on.get(one, NOT_APPLICABLE) != NOT_APPLICABLE}
+    published = _latest(name, store, memo, on_gpu=True)
+    if published is None or cuda.present():  # what is wrong with a GPU that is here, `missing` says
+        return _refused(path, missing)
+    made_on = _environment_of(published)
+    had = {one: made_on[one] for one in GPU if made_on.get(one) not in (None, NOT_APPLICABLE)}
     moved = tuple(Change(f"environment.{one}", value, ABSENT, "rebuild") for one, value in had.items())
-    if not moved:
-        return Freshness(path.stem, str(path.absolute()), "refused", detail=reason)
-    detail = f"{_made_for(published)}; {reason}"
+    detail = "; ".join(filter(None, (_made_for(published), str(missing))))
     return Freshness(name, str(path.absolute()), "stale", moved, "rebuild", detail, published)
+
+
+def _environment_of(published: Publication) -> Mapping[str, Any]:
+    found = published.manifest["bound_to"].get("environment")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _made_for(published: Publication | None) -> str:
@@ -198,10 +209,11 @@ def _nearest(subject: Subject, store: Store, memo: Memo) -> Publication | None:
     return _latest(subject.target.name, store, memo)
 
 
-def _latest(name: str, store: Store, memo: Memo) -> Publication | None:
-    """The newest publication of a target, of whatever environment."""
+def _latest(name: str, store: Store, memo: Memo, on_gpu: bool = False) -> Publication | None:
+    """The newest publication of a target, of whatever environment, or of one with a GPU."""
     found = [_readable(store, name, key, memo) for key in store.publications.environments(name)]
-    return max((p for p in found if p), key=lambda p: str(p.manifest["published_at"]), default=None)
+    there = [one for one in found if one and (not on_gpu or _environment_of(one).get("device") == "cuda")]
+    return max(there, key=lambda one: str(one.manifest.get("published_at")), default=None)
 
 
 def _readable(store: Store, name: str, key: str, memo: Memo) -> Publication | None:

@@ -65,10 +65,11 @@ def open_subject(path: Path | str, memo: Memo = no_memo) -> Subject:
     """
     target = load_target(Path(path))
     backend, devices = backend_and_devices(target)
+    # First of all, since a host without the device may hold neither the model nor its inputs.
+    environment = _one_environment(target, backend, devices)
     model = inspect_model(target, memo)
     _refuse_too_large(target, model, backend)
     seen = _looks(model.files)
-    environment = _one_environment(target, backend, devices)
     bound = bound_to(target, model, environment, inputs_digest(target, memo), memo)
     return Subject(target, model, backend, in_worker(devices), devices, environment, bound, seen)
 

@@ -46,7 +46,7 @@ def time_engine(bench: Bench, trial: Trial, control: Trial) -> Trial:
         make=lambda: _make(bench, engines, first),
         holds=lambda value: _still_holds(bench, value),
     )
-    seconds = trial.seconds | {"timing": answer.value.get("seconds", 0.0)}
+    seconds = trial.seconds | answer.spent("timing")
     cached = (*trial.cached, "timing") if answer.cached else trial.cached
     device = answer.value.get("device", trial.device)
     trial = replace(trial, seconds=seconds, cached=cached, device=device, failure=failure_from(answer.value))

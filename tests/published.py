@@ -44,9 +44,19 @@ def write_target(place: Path, number: float = 1.0) -> Path:
 
 
 def publish(
-    store: Store, place: Path, number: float, route: dict[str, str] | None = None, **fields: Any
+    store: Store,
+    place: Path,
+    number: float,
+    route: dict[str, str] | None = None,
+    key: str = "",
+    **fields: Any,
 ) -> Publication:
-    """Build `adding(number)` and publish it for the target "plus"; `fields` change its environment."""
+    """Build `adding(number)` and publish it for the target "plus".
+
+    Args:
+        key: of the environment that it is published for, today's if none is given.
+        fields: changes of that environment.
+    """
     subject = open_subject(write_target(place, number))
     order = BuildOrder(place / "plus.onnx", route or {}, place / "engine.onnx")
     engine = open_backend("onnxruntime").build(order)
@@ -64,4 +74,4 @@ def publish(
         "speed": speed,
     }
     digest = store.blobs.put_file(engine.path)
-    return store.publications.publish("plus", environment.key, digest, manifest)
+    return store.publications.publish("plus", key or environment.key, digest, manifest)

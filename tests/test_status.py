@@ -112,6 +112,47 @@ def test_where_the_device_is_missing_the_gpu_and_driver_are_named(
         "environment.driver: 580.1 -> (none here)",
         "environment.gpu.name: NVIDIA H200 -> (none here)",
     ]
+    (tmp_path / "plus.onnx").unlink()  # a host that never had the model is told the same
+    assert [str(change) for change in look_at([path], store)[0].changes] == told
     assert verification(path, store)["problems"] == []
     night = open_night([path], store)
     assert not night.todo and [one["outcome"] for one in night.results] == ["refused"]
+
+
+def unusable(path: Path) -> None:
+    """Make a target one for a GPU, which this machine cannot use."""
+    path.write_text(path.read_text() + '[engine]\ndevice = "cuda:0"\n')
+
+
+def on_gpu(store: Store, place: Path, **fields: Any) -> Path:
+    """A publication for a GPU, with its pointer."""
+    given = {"device": "cuda", "driver": "580.1", "gpu.name": "NVIDIA H200"} | fields
+    publication = published.publish(store, place, 1.0, key="b" * 16, **given)
+    return publication.engine.parents[2] / "current.json"
+
+
+NO_GPU = pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="a GPU could be used here"
+)
+
+
+@NO_GPU
+def test_a_gpus_publication_is_named_beside_a_newer_one_of_the_cpu(store: Store, tmp_path: Path) -> None:
+    on_gpu(store, tmp_path)
+    published.publish(store, tmp_path, 2.0)
+    unusable(tmp_path / "plus.toml")
+    [state] = look_at([tmp_path / "plus.toml"], store)
+    assert state.state == "stale" and "environment.gpu.name" in {change.field for change in state.changes}
+
+
+@NO_GPU
+@pytest.mark.parametrize("damage", ['{"schema": 2}', "[]", "", '{"schema": 1, "generation": null}'])
+def test_no_pointer_whatever_ends_a_look_without_the_device(
+    damage: str, store: Store, tmp_path: Path
+) -> None:
+    pointer = on_gpu(store, tmp_path)
+    pointer.chmod(0o600)
+    pointer.write_text(damage)
+    unusable(tmp_path / "plus.toml")
+    [state] = look_at([tmp_path / "plus.toml"], store)
+    assert state.state == "refused" and state.detail

@@ -100,7 +100,7 @@ class Backend(Protocol):
     One whose engines are a file and settings applied whenever that is loaded has two methods besides, with
     which routes that differ only in such settings share a build: `shaping(route) -> route`, the part of a
     route that shapes the file, and `settled(engine, route) -> Engine`, which makes of the engine of that part
-    the engine of the whole route, equal to what `build` gives for it.
+    the engine of the whole route, equal to what `build` gives for it. One of them alone shares nothing.
 
     One whose engines cannot be of any size has an attribute `largest_engine`, bytes; a model whose weights
     alone are more is refused before anything is built.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: What may become of a trial, as the course of the run shows it.
-LANES = ("built", "from the store", "alias", "given up", "failed")
+LANES = ("built", "shared build", "from the store", "alias", "given up", "failed")
 
 
 def lane_of(row: Mapping[str, Any]) -> str:
@@ -18,7 +18,9 @@ def lane_of(row: Mapping[str, Any]) -> str:
         return "alias"
     if row["abandoned"]:
         return "given up"
-    return "from the store" if "build" in (row["cached"] or ()) else "built"
+    if "build" in (row["cached"] or ()):
+        return "from the store"
+    return "built" if "build" in json.loads(row["seconds"] or "{}") else "shared build"
 
 
 def course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:

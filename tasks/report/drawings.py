@@ -63,6 +63,7 @@ def course_picture(lanes: Mapping[str, Sequence[tuple[float, float]]], colours: 
     """
     shades = {
         "built": colours.winner,
+        "shared build": colours.winner,
         "from the store": colours.control,
         "alias": colours.point,
         "given up": colours.ink,

@@ -13,11 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import Bench, open_bench
-from routetune.tasks.build import build_engines
+from routetune.tasks.build import _make, build_engines
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
+from routetune.tasks.rewrite import Source
+from routetune.tasks.routes.route import Route
 from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness
 from routetune.tasks.store import Store, open_store
@@ -98,6 +100,42 @@ def test_routes_that_differ_only_at_load_share_a_build(write: Callable[..., Path
         k: v for k, v in trials[published["route"]].route.settings if k != "-graph_optimization_level"
     }
     assert published["options"]["knobs"] == settings
+
+
+def test_what_a_run_makes_is_shared_from_the_moment_it_is_kept(
+    write: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another device may find an entry before the one that makes it has gone on."""
+    put, met = store.entries.put, []
+
+    def put_and_asked(key: Any, *given: Any, **told: Any) -> Any:
+        kept = put(key, *given, **told)
+        if key["stage"] == "build":
+            met.append(bench.answer(key, lambda: pytest.fail("made twice")))
+        return kept
+
+    with open_bench(write(adding()), store) as bench:
+        monkeypatch.setattr(store.entries, "put", put_and_asked)
+        tune_on(bench)
+    assert met and all(answer.shared and not answer.cached for answer in met)
+
+
+def test_builds_of_one_shape_and_two_models_have_files_of_their_own(
+    write: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices may build routes of two placements at once, whose rests are alike."""
+    outputs = []
+    with open_bench(write(adding()), store) as bench:
+        step = bench.step
+
+        def noted(function: str, arguments: dict[str, Any], measuring: float = 0.0) -> Any:
+            outputs.append(arguments.get("order", {}).get("output"))
+            return step(function, arguments, measuring)
+
+        monkeypatch.setattr(bench, "step", noted)
+        for digest in ("a" * 64, "b" * 64):
+            _make(bench, Source(digest, Route()))
+    assert len(set(outputs)) == len(outputs) == 2
 
 
 def adding(size: int = 4096, sidecar: str | None = None) -> onnx.ModelProto:

@@ -72,7 +72,8 @@ def record(target: Path, folder: Path, keep: bool = False, anchor: str = "") -> 
             "anchor": anchor,
         }
         path = folder / f"{target.stem}.parquet"
-        trials = _beside_default({trial.route: trial for trial in bench.trials.values()})
+        trials = {trial.route: trial for trial in bench.trials.values()}
+        trials = _beside_default(trials) if anchor else trials
         write(Landscape(target.stem, space, trials, about), path)
     if not keep:
         shutil.rmtree(store)
@@ -121,11 +122,15 @@ def _anchored(bench: Bench, anchor: str, stages: Sequence[Any]) -> list[Trial]:
 
 def _beside_default(trials: dict[Route, Trial]) -> dict[Route, Trial]:
     """The trials with speeds that are 1 for the default route; intervals are those beside the anchor."""
-    one = trials[Route()].speed or 1.0
+    one = trials[Route()].speed
+    if one is None or trials[Route()].alias_of:
+        raise RoutetuneError(
+            "the default route was not timed beside the anchor: choose one that differs from it"
+        )
 
     def scaled(trial: Trial) -> Trial:
         if trial.route == Route():
-            return replace(trial, speed=1.0, low=1.0, high=1.0) if trial.speed else trial
+            return replace(trial, speed=1.0, low=1.0, high=1.0)
         told = {name: getattr(trial, name) for name in ("speed", "low", "high")}
         return replace(trial, **{name: value and value / one for name, value in told.items()})
 
