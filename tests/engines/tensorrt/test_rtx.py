@@ -356,11 +356,13 @@ def test_builds_are_kept_in_the_store(in_rtx: Script, tmp_path: Path) -> None:
         from routetune.tasks.store import open_store
         from routetune.tasks.subject import open_subject
         subject, store = open_subject("mlp.toml"), open_store("store")
-        with open_bench(Path("mlp.toml"), store) as bench:
-            routes = [bench.database.route({"+tf32": value}) for value in ("on", "off", "off")]
-            trials = [build(bench, route) for route in routes]
+        trials = []
+        for values in (("on", "off", "off"), ("off",)):  # two runs
+            with open_bench(Path("mlp.toml"), store) as bench:
+                trials += [build(bench, bench.database.route({"+tf32": value})) for value in values]
         print(json.dumps({
             "cached": [trial.cached for trial in trials],
+            "built": ["build" in trial.seconds for trial in trials],
             "failures": [str(trial.failure) for trial in trials if trial.failure],
             "whole": [store.blobs.verified(trial.engine["digest"]).stat().st_size for trial in trials],
             "sizes": [trial.engine["size"] for trial in trials],
@@ -369,7 +371,8 @@ def test_builds_are_kept_in_the_store(in_rtx: Script, tmp_path: Path) -> None:
         """
     )
     assert found["failures"] == []
-    assert found["cached"] == [[], [], ["build"]]
+    assert found["cached"] == [[], [], [], ["build"]]
+    assert found["built"] == [True, True, False, True]
     assert found["whole"] == found["sizes"]
     assert found["settings"] == {
         "plugins": [],
