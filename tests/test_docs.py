@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -347,3 +348,10 @@ def test_every_case_of_the_list_has_its_tests_and_they_name_it() -> None:
             text = (ROOT / "tests" / path).read_text()
             assert f"def {name}(" in text, f"{case}: there is no {one}"
             assert re.search(rf"(\b|_){case}(\b|_)", text, re.IGNORECASE), f"{one} does not name {case}"
+
+
+def test_the_readme_counts_faults_as_the_suite_did() -> None:
+    faults = json.loads((ROOT / "tests/benchmarks/results/faults.json").read_text())["faults"].values()
+    times = sum(fault["times"] for fault in faults)
+    assert f"{len(faults)} kinds of fault, injected {times} times" in (ROOT / "README.md").read_text()
+    assert not any(fault[kind] for fault in faults for kind in ("lost", "wrong", "hung"))
