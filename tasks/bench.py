@@ -122,13 +122,14 @@ class Bench:
         return answer
 
     def _answer(self, key: dict[str, Any], make: Make, holds: Holds) -> Answer:
+        name = canonical.digest(key)
         if (value := self._recalled(key)) is not None and holds(value):
-            return self._answered(key, value)
-        with making(self.store.root, canonical.digest(key)):
+            return self._answered(name, value)
+        with making(self.store.root, name):
             earlier = self._recalled(key)
             if earlier is not None and holds(earlier):
-                return self._answered(key, earlier)
-            self._begun.add(canonical.digest(key))  # before another device can find what is put
+                return self._answered(name, earlier)
+            self._begun.add(name)  # before another device can find what is put
             try:
                 value, blobs = make()
             except StepFailed as failed:
@@ -137,11 +138,11 @@ class Bench:
                     return Answer(value, cached=False)
             anew, blameless = self.refresh or earlier is not None, key not in self._deaths
             kept = self.store.entries.put(key, value, blobs, anew=anew, share=blameless)
-            self._made.add(canonical.digest(key))
+            self._made.add(name)
             return Answer(kept.value if holds(kept.value) else value, cached=False)
 
-    def _answered(self, key: dict[str, Any], value: dict[str, Any]) -> Answer:
-        shared = canonical.digest(key) in self._begun
+    def _answered(self, name: str, value: dict[str, Any]) -> Answer:
+        shared = name in self._begun
         return Answer(value, cached=not shared, shared=shared)
 
     def known(self, key: dict[str, Any]) -> dict[str, Any] | None:

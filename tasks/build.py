@@ -44,8 +44,7 @@ def build(bench: Bench, route: Route) -> Trial:
 
 def is_kept(bench: Bench, route: Route) -> bool:
     """Whether the store has what became of the build, with all its bytes; they are not read."""
-    source = source_of(bench, route)
-    discard(bench, source)
+    source = _looked_up(bench, route)
     if source.failure is not None:
         return True
     entry = bench.store.entries.get(_key(bench, source))
@@ -54,11 +53,17 @@ def is_kept(bench: Bench, route: Route) -> bool:
 
 def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
     """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
-    source = source_of(bench, route)
-    discard(bench, source)
+    source = _looked_up(bench, route)
     value = None if source.failure is not None else bench.known(_key(bench, source))
     engine = value and value.get("engine")
     return engine and settled(bench.subject.backend, engine, source.route)
+
+
+def _looked_up(bench: Bench, route: Route) -> Source:
+    """What a route is built from, for a look in the store: no rewritten model is left behind."""
+    source = source_of(bench, route)
+    discard(bench, source)
+    return source
 
 
 def trial_of(route: Route, answer: Answer) -> Trial:

@@ -94,6 +94,11 @@ class Trial:
         return Outcome.ELIGIBLE if self.accepted else Outcome.INACCURATE
 
     @property
+    def built(self) -> bool:
+        """Whether its engine was built for it in this run: neither kept from before nor another's, shared."""
+        return "build" in self.seconds.keys() - set(self.cached)
+
+    @property
     def eligible(self) -> bool:
         """Whether the route may win: it ran, was accurate enough and was timed."""
         return self.outcome is Outcome.ELIGIBLE and self.speed is not None

@@ -65,7 +65,7 @@ def tune(target: Path, store: Store, only: list[str] | None = None) -> dict[str,
 
 
 def built(trials: dict[str, Trial]) -> list[str]:
-    return [route for route, trial in trials.items() if "build" in trial.seconds.keys() - set(trial.cached)]
+    return [route for route, trial in trials.items() if trial.built]
 
 
 TRIED = ["", "-graph_optimization_level=disabled", "-optimization.enable_gelu_approximation=1"]

@@ -88,6 +88,19 @@ def test_a_look_reads_what_moved_and_nothing_else(
     assert len(reads) == 2
 
 
+def unusable(path: Path, backend: str = "onnxruntime") -> None:
+    """Make a target one for a GPU, which this machine cannot use."""
+    text = path.read_text().replace('"onnxruntime"', f'"{backend}"')
+    path.write_text(text + '[engine]\ndevice = "cuda:0"\n')
+
+
+def on_gpu(store: Store, place: Path, **fields: Any) -> Path:
+    """A publication for a GPU, with its pointer."""
+    given = {"device": "cuda", "driver": "580.1", "gpu.name": "NVIDIA H200"} | fields
+    publication = published.publish(store, place, 1.0, key="b" * 16, **given)
+    return publication.engine.parents[2] / "current.json"
+
+
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
 def test_where_the_device_is_missing_the_gpu_and_driver_are_named(
     backend: str, store: Store, tmp_path: Path
@@ -96,15 +109,13 @@ def test_where_the_device_is_missing_the_gpu_and_driver_are_named(
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers() or tensorrt_found():
         pytest.skip("a GPU could be used here")
     path = tmp_path / "plus.toml"
-    gpu = {"device": "cuda", "driver": "580.1", "gpu.name": "NVIDIA H200", "gpu.mig": NOT_APPLICABLE}
     published.publish(store, tmp_path, 1.0)
-    on_cpu = path.read_text()
-    path.write_text(on_cpu.replace('"onnxruntime"', f'"{backend}"') + '[engine]\ndevice = "cuda:0"\n')
+    unusable(path, backend)
     [state] = look_at([path], store)
     assert state.state == "refused" and not state.changes, "nothing is published for a GPU"
 
-    published.publish(store, tmp_path, 2.0, **gpu)
-    path.write_text(on_cpu.replace('"onnxruntime"', f'"{backend}"') + '[engine]\ndevice = "cuda:0"\n')
+    on_gpu(store, tmp_path, **{"gpu.mig": NOT_APPLICABLE})
+    unusable(path, backend)
     [state] = look_at([path], store)
     assert (state.state, state.cost, state.target) == ("stale", "rebuild", "plus")
     told = [str(change) for change in state.changes]
@@ -117,18 +128,6 @@ def test_where_the_device_is_missing_the_gpu_and_driver_are_named(
     assert verification(path, store)["problems"] == []
     night = open_night([path], store)
     assert not night.todo and [one["outcome"] for one in night.results] == ["refused"]
-
-
-def unusable(path: Path) -> None:
-    """Make a target one for a GPU, which this machine cannot use."""
-    path.write_text(path.read_text() + '[engine]\ndevice = "cuda:0"\n')
-
-
-def on_gpu(store: Store, place: Path, **fields: Any) -> Path:
-    """A publication for a GPU, with its pointer."""
-    given = {"device": "cuda", "driver": "580.1", "gpu.name": "NVIDIA H200"} | fields
-    publication = published.publish(store, place, 1.0, key="b" * 16, **given)
-    return publication.engine.parents[2] / "current.json"
 
 
 NO_GPU = pytest.mark.skipif(

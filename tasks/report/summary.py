@@ -55,8 +55,6 @@ def run_summary(
         explanation: what the search tells of itself; None where nothing was searched.
     """
     trials = list(bench.trials.values())
-    # A build that was shared is in neither: it took no time of its own.
-    made = [trial for trial in trials if "build" in trial.seconds.keys() - set(trial.cached)]
     answer, devices = published(publication), devices_of(bench)
     # What was published before and stays has the remarks of its own run.
     remarks = list(dict.fromkeys([*answer["remarks"], *device_remarks(devices)]))
@@ -71,7 +69,7 @@ def run_summary(
         "counts": {
             "trials": len(trials),
             "eligible": sum(trial.eligible for trial in trials),
-            "builds": len(made),
+            "builds": sum(trial.built for trial in trials),
             "from_store": sum("build" in trial.cached for trial in trials),
             "aliases": sum(trial.alias_of is not None for trial in trials),
         },
