@@ -1,13 +1,14 @@
 """Ten workloads on a GPU: every route once, and beside that what a tune with few trials finds.
 
-    python -m tests.gpu.sweep FOLDER [--seconds N] [NAME...]
+    python -m tests.gpu.sweep FOLDER [--seconds N] [--part PART]... [NAME...]
 
 Each workload is exported, swept exhaustively by the product (a landscape for the replays of searches), and
 then tuned by the command line with `algorithm = "auto"` and few trials: for a loose and a strict tolerance,
 and for the loose one with float16 as one more knob. The tunes find builds and outputs of the sweep in the
-store; they time all that they try, beside the default route. After N seconds no further workload is begun;
-one that is in the results already is left alone, and a landscape that is there is not swept again. Rows go
-to FOLDER/gpu_workloads.json, landscapes to FOLDER/<name>.parquet. Run it with nothing else on the machine.
+store; they time all that they try, beside the default route. Each of these is a part (PART: sweep, 5e-2,
+1e-4 or float16), and goes to FOLDER/gpu_workloads.json once it is done; what is there already is left alone,
+and so is a landscape, FOLDER/<name>.parquet. After N seconds no further part is begun. Run it with nothing
+else on the machine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ from tests.gpu import workloads
 #: random networks of fifty layers carry its rounding to 2e-2, where trained ones have 1e-3.
 TOLERANCES = {"5e-2": 5e-2, "1e-3": 1e-3, "1e-4": 1e-4}
 LOOSE, STRICT = "5e-2", "1e-4"
+SWEEP, HALF = "sweep", "float16"
+PARTS = (SWEEP, LOOSE, STRICT, HALF)
 COMMAND = (sys.executable, "-c", "from routetune.flows.cli import main; main()")
 #: What a tune may try, of 64 or 128 routes.
 TRIALS = 16
@@ -45,44 +49,60 @@ MORE_TRIALS = 24
 
 
 def sweep(name: str, folder: Path) -> dict[str, Any]:
-    """The row of one workload."""
+    """The row of one workload without its tunes: what a sweep of its routes found."""
     began = time.monotonic()
     workloads.export(name, folder)
     exported = time.monotonic()
-    target = folder / f"{name}.toml"
     recorded = folder / f"{name}.parquet"
     anchor = workloads.ANCHORS[workloads.WORKLOADS[name].routes]
-    found = landscapes.read(
-        recorded if recorded.exists() else record(target, folder, keep=True, anchor=anchor)
-    )
+    if not recorded.exists():
+        record(folder / f"{name}.toml", folder, keep=True, anchor=anchor)
+    found = landscapes.read(recorded)
     ended = time.monotonic()
-    more = (*_routes(found), *MORE)
     return {
         "workload": workloads.WORKLOADS[name].about,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": found.about["environment"],
+        "anchor": found.about.get("anchor"),
         "seconds": {"export": round(exported - began), "sweep": round(ended - exported)},
         "routes": len(found.trials),
         "outcomes": dict(Counter(str(trial.outcome) for trial in found.trials.values())),
         "precision": precision(found),
-        "rules": {rule: _rule(name, folder, found, rule) for rule in TOLERANCES},
-        "with float16": _tune(name, folder, "half", TOLERANCES[LOOSE], more, MORE_TRIALS)[1],
+        "rules": {rule: _rule(found, rule) for rule in TOLERANCES},
     }
 
 
-def _rule(name: str, folder: Path, found: landscapes.Landscape, rule: str) -> dict[str, Any]:
-    """Under one tolerance: the best of the sweep, and what the tune found."""
+def tune(name: str, folder: Path, part: str, row: dict[str, Any]) -> None:
+    """Put what a tune finds into the row of its workload: for one tolerance, or with float16."""
+    workloads.export(name, folder)
+    found = landscapes.read(folder / f"{name}.parquet")
+    if part == HALF:
+        routes = (*_routes(found), *MORE)
+        row["with float16"] = _tune(name, folder, part, TOLERANCES[LOOSE], routes, MORE_TRIALS)[1]
+    elif row["rules"][part]["best"]:
+        seen = judged(found, "rel_lInf", TOLERANCES[part])
+        row["rules"][part]["tuned"] = _tuned(name, folder, part, seen)
+
+
+def _lacks(row: dict[str, Any], part: str) -> bool:
+    if part == SWEEP or "rules" not in row:
+        return "rules" not in row
+    if part == HALF:
+        return "with float16" not in row
+    return "tuned" not in row["rules"][part] and bool(row["rules"][part]["best"])
+
+
+def _rule(found: landscapes.Landscape, rule: str) -> dict[str, Any]:
+    """The best of the sweep under one tolerance."""
     seen = judged(found, "rel_lInf", TOLERANCES[rule])
     best = max((t for t in seen.trials.values() if t.eligible and t.speed), key=_speed, default=None)
-    row: dict[str, Any] = {
+    return {
         "tolerance": {"rel_lInf": TOLERANCES[rule]},
         "default": {"loss": seen.trials[Route()].loss, "eligible": seen.default_is_eligible},
         "eligible": sum(trial.eligible for trial in seen.trials.values()),
         "best": best and _row(best),
         "excluded": _excluded(seen),
     }
-    tuned = best and rule in (LOOSE, STRICT)
-    return row | {"tuned": _tuned(name, folder, rule, seen)} if tuned else row
 
 
 def _tuned(name: str, folder: Path, rule: str, seen: landscapes.Landscape) -> dict[str, Any]:
@@ -113,12 +133,15 @@ def _tune(
     target.write_text(text.replace("tolerance = 1e-3", f"tolerance = {tolerance}"))
     store = store_of(folder / f"{name}.toml", folder)
     words = ["tune", str(target), "--store", str(store), "--json"]
+    began = time.monotonic()
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         return False, {"failed": done.returncode, "said": done.stderr[-1000:]}
     answer = json.loads(done.stdout)
     return True, {
         "route": answer["route"],
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began),
         "speed": answer["speed"],
         "decision": answer["decision"]["reason"],
         "tie": answer["decision"]["tie"],
@@ -157,28 +180,34 @@ def strict(value: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sweep the workloads, one after the other; one that fails leaves the others alone."""
+    """Sweep and tune the workloads, part by part; one that fails leaves the others alone."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("names", nargs="*")
     given = parser.parse_intermixed_args(arguments)
-    began, failed = time.monotonic(), 0
+    began, given_up = time.monotonic(), set[str]()
     results = given.folder / "gpu_workloads.json"
     command = "python -m tests.gpu.sweep FOLDER"
     document = json.loads(results.read_text()) if results.exists() else {"command": command, "workloads": {}}
-    for name in given.names or workloads.WORKLOADS:
-        if name in document["workloads"] or time.monotonic() - began > given.seconds:
+    for name, part in product(given.names or workloads.WORKLOADS, given.part or PARTS):
+        row = document["workloads"].get(name, {})
+        if name in given_up or not _lacks(row, part) or time.monotonic() - began > given.seconds:
             continue
         try:
-            document["workloads"][name] = sweep(name, given.folder)
+            if "rules" not in row:
+                row |= sweep(name, given.folder)
+            if part != SWEEP:
+                tune(name, given.folder, part, row)
         except (RoutetuneError, OSError, RuntimeError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            failed += 1
+            print(f"{name}, {part}: {error}", file=sys.stderr)
+            given_up.add(name)
             continue
+        document["workloads"][name] = row
         results.write_text(json.dumps(strict(document), indent=1, allow_nan=False) + "\n")
-        print(f"{name}: {json.dumps(document['workloads'][name]['seconds'])}", flush=True)
-    return 1 if failed else 0
+        print(f"{name}, {part}: done after {time.monotonic() - began:.0f} s", flush=True)
+    return 1 if given_up else 0
 
 
 if __name__ == "__main__":
