@@ -9,7 +9,7 @@ from typing import Any
 
 from routetune.tasks.bench import Answer, Bench, failure_from
 from routetune.tasks.engines.settling import settled, shaping
-from routetune.tasks.rewrite import Source, discard, model_of, source_of
+from routetune.tasks.rewrite import Source, model_of, source_of
 from routetune.tasks.routes.route import Route
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
@@ -33,18 +33,15 @@ def _build_in_time(bench: Bench, route: Route) -> Trial | None:
 def build(bench: Bench, route: Route) -> Trial:
     """Build one engine in the worker, or take it from the store."""
     source = source_of(bench, route)
-    try:
-        if source.failure is not None:
-            return trial_of(route, Answer({"failure": source.failure}, cached=False))
-        answer = bench.answer(_key(bench, source), lambda: _make(bench, source))
-        return _settled(bench, trial_of(route, answer), source)
-    finally:
-        discard(bench, source)
+    if source.failure is not None:
+        return trial_of(route, Answer({"failure": source.failure}, cached=False))
+    answer = bench.answer(_key(bench, source), lambda: _make(bench, source))
+    return _settled(bench, trial_of(route, answer), source)
 
 
 def is_kept(bench: Bench, route: Route) -> bool:
     """Whether the store has what became of the build, with all its bytes; they are not read."""
-    source = _looked_up(bench, route)
+    source = source_of(bench, route)
     if source.failure is not None:
         return True
     entry = bench.store.entries.get(_key(bench, source))
@@ -53,17 +50,10 @@ def is_kept(bench: Bench, route: Route) -> bool:
 
 def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
     """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
-    source = _looked_up(bench, route)
+    source = source_of(bench, route)
     value = None if source.failure is not None else bench.known(_key(bench, source))
     engine = value and value.get("engine")
     return engine and settled(bench.subject.backend, engine, source.route)
-
-
-def _looked_up(bench: Bench, route: Route) -> Source:
-    """What a route is built from, for a look in the store: no rewritten model is left behind."""
-    source = source_of(bench, route)
-    discard(bench, source)
-    return source
 
 
 def trial_of(route: Route, answer: Answer) -> Trial:

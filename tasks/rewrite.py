@@ -14,6 +14,8 @@ from routetune.tasks.routes.route import Route
 from routetune.tasks.store.keys import code_digest
 
 REWRITE = "routetune.tasks.engines.qdq:rewrite"
+#: Bytes of rewritten models that each thread keeps beside the one that it writes: as large as one may be.
+ROOM = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Source:
 def source_of(bench: Bench, route: Route) -> Source:
     """Find out which model a route is built from.
 
-    A placement is rewritten at most once while the store knows it: its digest is kept, its bytes are not, so
-    that a model of many places fills no disk. `model_of` writes them again for a build.
+    The store keeps the digest of a placement's model. Of the bytes only those used last are kept, and not
+    beyond the run, so that a model of many places fills no disk; `model_of` writes them again for a build.
     """
     rest, placement = split(route, bench.subject.model)
     if placement is None:
@@ -52,7 +54,7 @@ def source_of(bench: Bench, route: Route) -> Source:
 
 
 def model_of(bench: Bench, source: Source) -> Path:
-    """The file to build from; `discard` takes it away again where it is a rewritten one."""
+    """The file to build from: the model as written, or a rewritten one, which stays while there is ROOM."""
     if source.placement is None:
         return bench.subject.model.path
     path = _path(bench, source.placement)
@@ -60,13 +62,8 @@ def model_of(bench: Bench, source: Source) -> Path:
         found = _write(bench, source.placement)["digest"]
         if found != source.digest:
             raise OSError(f"rewriting the model gave {found} this time and {source.digest} before; run again")
+    path.touch()
     return path
-
-
-def discard(bench: Bench, source: Source) -> None:
-    """Free the room of a rewritten model once its route is built."""
-    if source.placement is not None:
-        _path(bench, source.placement).unlink(missing_ok=True)
 
 
 def _key(bench: Bench, placement: Placement) -> dict[str, Any]:
@@ -82,6 +79,7 @@ def _key(bench: Bench, placement: Placement) -> dict[str, Any]:
 
 
 def _write(bench: Bench, placement: Placement) -> dict[str, Any]:
+    _make_room(bench)
     calibration = calibration_of(bench)
     files = {name: str(bench.store.blobs.verified(calibration[name])) for name in ("prepared", "ranges")}
     order = {
@@ -95,6 +93,16 @@ def _write(bench: Bench, placement: Placement) -> dict[str, Any]:
 
 def _settings(bench: Bench) -> dict[str, Any]:
     return bench.subject.target.quantization.settings(bench.subject.backend)
+
+
+def _make_room(bench: Bench) -> None:
+    """Delete the rewritten models that this thread used longest ago, down to ROOM."""
+    files = bench.folder.glob(f"rewritten-*-{bench.fleet.number}.onnx*")
+    room = ROOM
+    for file in sorted(files, key=lambda one: one.stat().st_mtime_ns, reverse=True):
+        room -= file.stat().st_size
+        if room < 0:
+            file.unlink()
 
 
 def _path(bench: Bench, placement: Placement) -> Path:

@@ -48,7 +48,9 @@ def rewrite(
             raise BuildError(
                 f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
             )
-        Path(output).write_bytes(model.SerializeToString(deterministic=True))
+        part = Path(f"{output}.part")  # what is there under its own name may be built from again
+        part.write_bytes(model.SerializeToString(deterministic=True))
+        part.replace(output)
     except (BuildError, MemoryError):
         raise
     except Exception as error:
@@ -76,7 +78,7 @@ def _rewritten(
     if placement["nodes"]:
         model = _static(model, quantised, json.loads(Path(ranges).read_text()), settings)
     if placement["half"]:
-        model = _half(model, quantised)
+        model = _half(model, quantised, as_prepared=not (placement["nodes"] or placement["dynamic"]))
     ONNXModel(model).topological_sort()  # new nodes were put at the end
     return model
 
@@ -167,13 +169,19 @@ def _dynamic(model: ModelProto, besides: list[str], settings: Mapping[str, Any],
     return changed
 
 
-def _half(model: ModelProto, besides: list[str]) -> ModelProto:
-    """16-bit floats wherever nothing is quantised; inputs and outputs keep their types."""
+def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProto:
+    """16-bit floats wherever nothing is quantised; inputs and outputs keep their types.
+
+    Args:
+        as_prepared: nothing was changed yet, so that all types are as `calibration.prepare` inferred them; to
+            infer them again takes as long as the rest.
+    """
     from onnxruntime.transformers import float16
 
     changed: ModelProto = float16.convert_float_to_float16(
         model,
         keep_io_types=True,
+        disable_shape_infer=as_prepared,
         op_block_list=[*float16.DEFAULT_OP_BLOCK_LIST, *_INTEGER],
         node_block_list=besides,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from routetune.data import folder
+from routetune.tasks import rewrite
 from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.build import build_engines
 from routetune.tasks.errors import BadInput
@@ -163,7 +164,32 @@ def test_places_and_compiler_knobs_share_a_route_and_a_rewritten_model(
     assert not any(name.startswith("@") for t in trials.values() for name in t.engine["options"]["knobs"])  # type: ignore[index]
     builds = [entry.key for entry in store.entries if entry.key["stage"] == "build"]
     assert len({key["model"] for key in builds}) == 4 and not any("@" in key["route"] for key in builds)
-    assert stages(store, "rewrite") == 3
+    assert stages(store, "rewrite") == steps.count("rewrite") == 3
+
+
+def test_rewritten_models_are_kept_for_other_builds_of_a_run_while_there_is_room(
+    write: Callable[..., Path], store: Store, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By turns two placements: with room for both each is written once, with room for none each time."""
+    target = write("@second=[*] @fp16=[*] -graph_optimization_level=[*]", tolerance=1e9)
+
+    def builds(on: Store) -> int:
+        with open_bench(target, on) as bench:
+            make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+            for level in ("basic", "extended", "disabled"):
+                for place in ("@second", "@fp16"):
+                    route = bench.database.route({"-graph_optimization_level": level, place: "on"})
+                    [trial] = build_engines.fn(bench, [route])  # type: ignore[attr-defined]
+                    assert trial.built and trial.failure is None
+                    kept = sum(file.stat().st_size for file in bench.folder.glob("rewritten*"))
+                    assert kept <= rewrite.ROOM + largest
+        return steps.count("rewrite")
+
+    largest = 2 * (target.parent / "m.onnx").stat().st_size
+    assert builds(store) == 2
+    steps.clear()
+    monkeypatch.setattr(rewrite, "ROOM", 0)
+    assert builds(open_store(store.root.with_name("another"))) == 6
 
 
 @pytest.mark.parametrize(
