@@ -12,6 +12,7 @@ from routetune.tasks.calibrate import calibration_of
 from routetune.tasks.engines.places import Placement, split
 from routetune.tasks.routes.route import Route
 from routetune.tasks.store.keys import code_digest
+from routetune.tasks.targets import fusions
 
 REWRITE = "routetune.tasks.engines.qdq:rewrite"
 #: Bytes of rewritten models that each thread keeps beside the one that it writes: as large as one may be.
@@ -75,6 +76,7 @@ def _key(bench: Bench, placement: Placement) -> dict[str, Any]:
         ranges=calibration["ranges"],
         placement=placement.as_order(),
         settings=_settings(bench),
+        **({"fusions": fusions.version()} if placement.fused else {}),
     )
 
 

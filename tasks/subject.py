@@ -194,7 +194,7 @@ def target_knobs(target: Target, model: ModelInfo, backend: str, device: str) ->
     if problem := target.quantization.problem_with(backend):
         raise BadInput(f"{target.path}: quantization: {problem}")
     device = plain(device)
-    return open_backend(backend).knobs(device).merged(place_knobs(model, device))
+    return open_backend(backend).knobs(device).merged(place_knobs(model, backend, device))
 
 
 def check_inputs(subject: Subject) -> None:

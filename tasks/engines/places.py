@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.routes.knob import Knob, KnobDatabase
 from routetune.tasks.routes.route import Route
-from routetune.tasks.targets.places import DYNAMIC, HALF, OPERATORS
+from routetune.tasks.targets import fusions
+from routetune.tasks.targets.places import DYNAMIC, FUSED, HALF, OPERATORS
 
 if TYPE_CHECKING:
     from routetune.tasks.targets.model import ModelInfo
@@ -19,6 +20,10 @@ _DYNAMIC_HELP = (
     "is on. May change results."
 )
 _HALF_HELP = "Compute in 16-bit floats wherever no other place is on. May change results."
+_FUSED_HELP = (
+    "Compute attention, and what is around it, by operators of ONNX Runtime's own that each do many at once. "
+    "May change results."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +33,39 @@ class Placement:
     Attributes:
         nodes: those that get Q/DQ, in the order of the graph.
         dynamic, half: whether the rest is quantised dynamically, or computes in 16-bit floats.
+        fused: whether attention is fused in what is not quantised.
     """
 
     nodes: tuple[str, ...]
     dynamic: bool
     half: bool
+    fused: bool
 
     def as_order(self) -> dict[str, Any]:
-        return {"nodes": list(self.nodes), "dynamic": self.dynamic, "half": self.half}
+        return {
+            "nodes": list(self.nodes),
+            "dynamic": self.dynamic,
+            "half": self.half,
+            "fused": self.fused,
+        }
 
 
-def place_knobs(model: ModelInfo, device: str) -> KnobDatabase:
-    """The places that a model offers on a device; integers scaled while running are for CPUs only."""
+def place_knobs(model: ModelInfo, backend: str, device: str) -> KnobDatabase:
+    """The places that a model offers to a backend on a device.
+
+    Integers scaled while running are for CPUs only, and operators of ONNX Runtime's own for no other backend.
+    """
     knobs = [Knob(one.name, _VALUES, "off", f"{one.help} May change results.") for one in model.places]
     if device == "cpu" and model.operators.keys() & {"MatMul", "Gemm"}:
         knobs.append(Knob(DYNAMIC, _VALUES, "off", _DYNAMIC_HELP))
     knobs.append(Knob(HALF, _VALUES, "off", _HALF_HELP))
-    return KnobDatabase("", knobs, notes={"@": _note(model, [knob.name for knob in knobs])})
+    fuses = fusions.has_attention(model, backend)
+    if fuses and fusions.version():
+        knobs.append(Knob(FUSED, _VALUES, "off", _FUSED_HELP))
+    note = _note(model, [knob.name for knob in knobs])
+    if fuses and not fusions.version():
+        note += f"; {FUSED} is not: {fusions.ADVICE}"
+    return KnobDatabase("", knobs, notes={"@": note})
 
 
 def split(route: Route, model: ModelInfo) -> tuple[Route, Placement | None]:
@@ -58,7 +79,7 @@ def split(route: Route, model: ModelInfo) -> tuple[Route, Placement | None]:
 
 def _placement(ours: Mapping[str, str], model: ModelInfo) -> Placement:
     nodes = [node for place in model.places if ours.get(place.name) == "on" for node in place.nodes]
-    return Placement(tuple(nodes), ours.get(DYNAMIC) == "on", ours.get(HALF) == "on")
+    return Placement(tuple(nodes), *(ours.get(name) == "on" for name in (DYNAMIC, HALF, FUSED)))
 
 
 def _note(model: ModelInfo, names: list[str]) -> str:

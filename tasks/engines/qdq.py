@@ -1,4 +1,4 @@
-"""Rewriting a calibrated model for one placement: Q/DQ, dynamic 8-bit integers, 16-bit floats.
+"""Rewriting a calibrated model for one placement: Q/DQ, dynamic 8-bit integers, fusions, 16-bit floats.
 
 A worker's step. The result is an ordinary ONNX model that any backend builds from.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.calibration import ACTIVATIONS, file_digest
+from routetune.tasks.engines.fusing import fused
 from routetune.tasks.targets.places import OPERATORS
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def rewrite(
 
     Args:
         prepared, ranges: what `calibration.calibrate` wrote.
-        placement: "nodes" that get Q/DQ; "dynamic", "half": whether the rest is changed too.
+        placement: "nodes" that get Q/DQ; "dynamic", "half", "fused": whether the rest is changed too.
         settings: as `Quantization.settings` gives them.
         output: the file to write.
 
@@ -77,8 +78,12 @@ def _rewritten(
         quantised = [name if name in left else f"{name}{_PRODUCT}" for name in quantised]
     if placement["nodes"]:
         model = _static(model, quantised, json.loads(Path(ranges).read_text()), settings)
+    if placement["fused"]:
+        ONNXModel(model).topological_sort()
+        model = fused(model, quantised)
     if placement["half"]:
-        model = _half(model, quantised, as_prepared=not (placement["nodes"] or placement["dynamic"]))
+        changed = placement["nodes"] or placement["dynamic"] or placement["fused"]
+        model = _half(model, quantised, as_prepared=not changed)
     ONNXModel(model).topological_sort()  # new nodes were put at the end
     return model
 

@@ -16,8 +16,8 @@ from routetune.tasks.verdicts.thresholds import dial_of, threshold
 if TYPE_CHECKING:
     from routetune.tasks.store import Store
 
-#: Knobs that change the model's precision begin with PLACE. The two others stand for all that is left.
-PLACE, HALF, DYNAMIC = "@", "@fp16", "@dynamic"
+#: Knobs that rewrite the model begin with PLACE. Two stand for all that is left, and one lowers no precision.
+PLACE, HALF, DYNAMIC, FUSED = "@", "@fp16", "@dynamic", "@fused"
 
 
 def epsilon(path: Path, store: Store, metric: str | None, run: str | None) -> dict[str, Any]:
@@ -95,7 +95,8 @@ def _dynamic(stairs: Staircase) -> int | None:
 
 
 def _places(row: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in parse_tokens(row["route"]).items() if name.startswith(PLACE)}
+    settings = parse_tokens(row["route"]).items()
+    return {name: value for name, value in settings if name.startswith(PLACE) and name != FUSED}
 
 
 def _plainest(stairs: Staircase, wanted: Sequence[bool]) -> int | None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks import canonical
+from routetune.tasks.targets import fusions
 from routetune.tasks.targets.custom import custom_metric
 from routetune.tasks.targets.memo import Memo, no_memo
-from routetune.tasks.targets.places import names_places
+from routetune.tasks.targets.places import names_fusing, names_places
 from routetune.tasks.targets.rules import scores_of
 from routetune.tasks.targets.saved import saved_digest
 from routetune.tasks.targets.sidecars import file_digest
@@ -54,7 +55,7 @@ def bound_to(
                 "plugins": [memo("bytes", path, partial(_plugin, path)) for path in target.engine.plugins],
                 **target.engine.limits(),
             },
-            **_quantization(target, inputs["inputs"]),
+            **_quantization(target, model, str(environment.fields.get("backend")), inputs["inputs"]),
         },
         "environment": dict(environment.fields),
     }
@@ -74,12 +75,15 @@ def _plugin(path: Path) -> tuple[str, list[Path]]:
     return file_digest(path), [path]
 
 
-def _quantization(target: Target, inputs: str | None) -> dict[str, Any]:
+def _quantization(target: Target, model: ModelInfo, backend: str, inputs: str | None) -> dict[str, Any]:
     """How the model is rewritten, where a route may ask for that; its inputs then shape engines too."""
     if not names_places(target.search.routes):
         return {}
-    calibrated_on = _drawn(target) if inputs is None else inputs
-    return {"quantization": {**target.quantization.model_dump(mode="json"), "calibrated_on": calibrated_on}}
+    bound = target.quantization.model_dump(mode="json")
+    bound["calibrated_on"] = _drawn(target) if inputs is None else inputs
+    if names_fusing(target.search.routes) and fusions.has_attention(model, backend):
+        bound["fusions"] = fusions.version()
+    return {"quantization": bound}
 
 
 def _accuracy(target: Target, model: ModelInfo) -> dict[str, Any]:

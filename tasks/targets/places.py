@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 #: The first opset with QuantizeLinear, and the first in which it takes a scale for each channel.
 FIRST_OPSET, CHANNEL_OPSET = 10, 13
 #: Names that are no node's: the whole model at once.
-DYNAMIC, HALF = "@dynamic", "@fp16"
+DYNAMIC, HALF, FUSED = "@dynamic", "@fp16", "@fused"
 
 _FIRST_NUMBER = re.compile(r".*?\d+")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_./:-]+")
@@ -68,7 +69,7 @@ def places_of(model: ModelProto, grouping: str) -> tuple[Place, ...]:
     places: dict[str, Place] = {}
     for number, (key, group) in enumerate(groups.items()):
         named = {"node": group[0], "type": key.replace("all ", "type."), "block": f"block.{number}"}
-        name = _free(f"@{_NOT_PLAIN.sub('_', named[grouping])}", {DYNAMIC, HALF, *places})
+        name = _free(f"@{_NOT_PLAIN.sub('_', named[grouping])}", {DYNAMIC, HALF, FUSED, *places})
         what = key if grouping != "block" else f"the {len(group)} nodes of {key}: {_some(group)}"
         places[name] = Place(name, tuple(group), f"Q/DQ around {what}.")
     return tuple(places.values())
@@ -77,6 +78,12 @@ def places_of(model: ModelProto, grouping: str) -> tuple[Place, ...]:
 def names_places(expressions: Iterable[str]) -> bool:
     """Whether a route expression holds a place, so that results depend on how the model is rewritten."""
     return any(token.startswith("@") for text in expressions for token in text.split())
+
+
+def names_fusing(expressions: Iterable[str]) -> bool:
+    """Whether a route expression holds FUSED, by its name or by a glob."""
+    tokens = (token.partition("=")[0] for text in expressions for token in text.split())
+    return any(token.startswith("@") and fnmatchcase(FUSED, token) for token in tokens)
 
 
 def _quantisable(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:

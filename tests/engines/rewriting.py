@@ -48,8 +48,9 @@ def rewritten(
     settings: Mapping[str, Any] = SETTINGS,
     dynamic: bool = False,
     half: bool = False,
+    fused: bool = False,
 ) -> Path:
-    placement = {"nodes": list(nodes), "dynamic": dynamic, "half": half}
+    placement = {"nodes": list(nodes), "dynamic": dynamic, "half": half, "fused": fused}
     found = rewrite(**files, placement=placement, settings=settings, output=str(output))
     assert found["size"] == output.stat().st_size
     return output

@@ -22,12 +22,14 @@ from routetune.tasks.reference import make_references
 from routetune.tasks.report.knobs import knob_table
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.subject import check_inputs, open_subject
+from routetune.tasks.targets import fusions
 from routetune.tasks.targets.changes import compare
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.losses import LOSSES
 
 from conftest import Command, answer_of
+from tests.engines import attention
 from tests.engines.test_qdq import layers, stuck
 from tests.flows.test_stages import adding, tune
 from tests.quick import quick
@@ -190,6 +192,27 @@ def test_rewritten_models_are_kept_for_other_builds_of_a_run_while_there_is_room
     steps.clear()
     monkeypatch.setattr(rewrite, "ROOM", 0)
     assert builds(open_store(store.root.with_name("another"))) == 6
+
+
+def test_fused_attention_is_a_knob_like_any_other(
+    tmp_path: Path, store: Store, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself it is as good as exact; what is rewritten so is kept under the version of the library."""
+    attention.saved(tmp_path)
+    text = quick("attention", "attention.onnx", "@fused=[*] @fp16=[*]", accuracy={"tolerance": 1e-4})
+    target = tmp_path / "target.toml"
+    target.write_text(text)
+    _, trials = tune(target, store)
+    assert {route for route, trial in trials.items() if trial.accepted} == {"", "@fused=on"}
+    assert set(trials) == {"", "@fused=on", "@fp16=on", "@fp16=on @fused=on"}
+    assert len({trial.engine["digest"] for trial in trials.values() if trial.engine}) == 4
+    assert all(trial.speed for trial in trials.values())
+    steps.clear()
+    tune(target, store)
+    assert not {"rewrite", "build"} & set(steps)
+    monkeypatch.setattr(fusions, "version", lambda: "onnxscript 99")
+    tune(target, store)
+    assert steps.count("rewrite") == 2  # the other two have nothing to do with it
 
 
 @pytest.mark.parametrize(
