@@ -23,6 +23,7 @@ from routetune.tasks.store.files import hash_file, write_atomically
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.store.locks import BusyDevice, device_lock
 from routetune.tasks.subject import today
+from routetune.tasks.targets import fusions
 from routetune.tasks.targets.changes import unlike
 from routetune.tasks.targets.devices import cores_of
 from routetune.tasks.targets.environment import keyed_variables
@@ -31,6 +32,8 @@ from routetune.tasks.targets.environment import keyed_variables
 STEPS = (
     "routetune.tasks.engines.steps",
     "routetune.tasks.engines.reference",
+    "routetune.tasks.engines.calibration",
+    "routetune.tasks.engines.qdq",
     "routetune.tasks.verdicts.checks",
     "routetune.tasks.verdicts.steps",
 )
@@ -59,9 +62,9 @@ class Outpost:
 
         Args:
             order: "backend"; "devices", of which the first that is free is taken; "environment", the fields
-                of the run's; "variables", the keyed ones of the run; "code", see `code`; "files", path ->
-                SHA-256 of what must be the same here; "slots", workers of this node; "what", for who finds it
-                locked.
+                of the run's; "variables", the keyed ones of the run; "code", see `code`; "fusions", what
+                fuses attention, "" where nothing may; "files", path -> SHA-256 of what must be the same here;
+                "slots", workers of this node; "what", for who finds it locked.
 
         Returns: {"device", "folder"}; or {"device", "refused": why}, with "busy" where that passes.
         """
@@ -202,6 +205,9 @@ def _problem(order: Mapping[str, Any], device: str) -> str:
     for module, digest in code(order["backend"]).items():
         if digest != order["code"][module]:
             return f"the code of {module} is another there: install the same version on each node"
+    wanted, found = order["fusions"], fusions.version()
+    if wanted and found != wanted:
+        return f"what fuses attention is {found or 'not installed'} there, and {wanted} where the run is"
     for path, digest in order["files"].items():
         try:
             found = hash_file(Path(path))

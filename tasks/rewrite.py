@@ -11,11 +11,12 @@ from routetune.tasks.bench import Bench
 from routetune.tasks.calibrate import calibration_of
 from routetune.tasks.engines.places import Placement, split
 from routetune.tasks.routes.route import Route
+from routetune.tasks.store.files import hash_file
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.targets import fusions
 
 REWRITE = "routetune.tasks.engines.qdq:rewrite"
-#: Bytes of rewritten models that each thread keeps beside the one that it writes: as large as one may be.
+#: Bytes of rewritten models that each device keeps beside the one being written: as large as one may be.
 ROOM = 2**31
 
 
@@ -59,11 +60,13 @@ def model_of(bench: Bench, source: Source) -> Path:
     if source.placement is None:
         return bench.subject.model.path
     path = _path(bench, source.placement)
-    if not path.exists():
-        found = _write(bench, source.placement)["digest"]
-        if found != source.digest:
-            raise OSError(f"rewriting the model gave {found} this time and {source.digest} before; run again")
-    path.touch()
+    # What a process left that died while it wrote, or one of an earlier day, has the name and not the bytes.
+    if path.exists() and hash_file(path) == source.digest:
+        path.touch()
+        return path
+    found = _write(bench, source.placement)["digest"]
+    if found != source.digest:
+        raise OSError(f"rewriting the model gave {found} this time and {source.digest} before; run again")
     return path
 
 

@@ -38,6 +38,7 @@ def order() -> dict[str, Any]:
         "devices": [DEVICE],
         "environment": today("onnxruntime", DEVICE).fields,
         "variables": {},
+        "fusions": "",
         "code": code("onnxruntime"),
         "files": {},
         "slots": 2,
@@ -103,6 +104,7 @@ def test_who_may_not_time_for_a_run_says_why(outpost: Outpost, order: dict[str, 
         ({"code": other}, "the code of routetune.tasks.engines.steps is another there"),
         ({"files": {str(plugin): sha(b"ours")}}, "plugin.so has SHA-256"),
         ({"files": absent}, "must be at the same place on each node"),
+        ({"fusions": "onnxscript 0"}, "and onnxscript 0 where the run is"),
         ({"devices": ["cpu:9999"]}, "names core 9999"),
     ):
         one = Outpost()

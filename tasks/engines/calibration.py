@@ -53,12 +53,13 @@ def calibrate(
 
     Raises:
         BuildError: the model cannot be brought into this form, or a library refuses it.
+        OSError: the disk is full, or the like; it says nothing of the model.
     """
     try:
         prepare(Path(model), Path(prepared), per_channel, plugins)
         with TemporaryDirectory(dir=Path(prepared).parent) as scratch:
             found = _ranges(Path(prepared), inputs, method, Path(scratch)) if inputs else {}
-    except (BuildError, MemoryError):
+    except (BuildError, MemoryError, OSError):
         raise
     except Exception as error:
         raise BuildError(f"the model cannot be calibrated: {error}") from error

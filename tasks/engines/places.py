@@ -60,10 +60,11 @@ def place_knobs(model: ModelInfo, backend: str, device: str) -> KnobDatabase:
         knobs.append(Knob(DYNAMIC, _VALUES, "off", _DYNAMIC_HELP))
     knobs.append(Knob(HALF, _VALUES, "off", _HALF_HELP))
     fuses = fusions.has_attention(model, backend)
-    if fuses and fusions.version():
+    lacks = fuses and not fusions.version()
+    if fuses and not lacks:
         knobs.append(Knob(FUSED, _VALUES, "off", _FUSED_HELP))
     note = _note(model, [knob.name for knob in knobs])
-    if fuses and not fusions.version():
+    if lacks:
         note += f"; {FUSED} is not: {fusions.ADVICE}"
     return KnobDatabase("", knobs, notes={"@": note})
 

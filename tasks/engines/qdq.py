@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.calibration import ACTIVATIONS, file_digest
-from routetune.tasks.engines.fusing import fused
+from routetune.tasks.engines.fusing import MissingLibrary, fused
 from routetune.tasks.targets.places import OPERATORS
 
 if TYPE_CHECKING:
@@ -40,19 +40,20 @@ def rewrite(
 
     Raises:
         BuildError: a library refuses to rewrite the model so.
+        MissingLibrary, OSError: the machine lacks something; it says nothing of the placement.
     """
     from routetune.tasks.engines.onnxruntime.sidecars import LIMIT
 
     try:
-        model = _rewritten(prepared, ranges, placement, settings, Path(output))
+        model = _rewritten(prepared, ranges, placement, settings, Path(f"{output}.scratch"))
         if model.ByteSize() > LIMIT:
             raise BuildError(
                 f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
             )
-        part = Path(f"{output}.part")  # what is there under its own name may be built from again
+        part = Path(f"{output}.part")  # what has its name is whole
         part.write_bytes(model.SerializeToString(deterministic=True))
         part.replace(output)
-    except (BuildError, MemoryError):
+    except (BuildError, MissingLibrary, MemoryError, OSError):
         raise
     except Exception as error:
         raise BuildError(f"the model cannot be rewritten so: {error}") from error
@@ -171,7 +172,26 @@ def _dynamic(model: ModelProto, besides: list[str], settings: Mapping[str, Any],
         weight_type=_kind(settings["weights"]),
     )
     changed: ModelProto = onnx.load(scratch)
+    scratch.unlink()
+    _set_apart(changed, _tensors(model))
     return changed
+
+
+def _set_apart(model: ModelProto, known: set[str]) -> None:
+    """Give what is not known names of its own: Q/DQ makes up the same, "x_scale" and "x_QuantizeLinear"."""
+    names = {name: f"{name}_dynamic" for name in _tensors(model) - known}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        if node.op_type == "DynamicQuantizeLinear":
+            node.name += "_dynamic"
+    for value in (*model.graph.initializer, *model.graph.value_info):
+        value.name = names.get(value.name, value.name)
+
+
+def _tensors(model: ModelProto) -> set[str]:
+    made = {name for node in model.graph.node for name in node.output}
+    return made | {value.name for value in (*model.graph.input, *model.graph.initializer)}
 
 
 def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProto:

@@ -81,8 +81,9 @@ def _quantization(target: Target, model: ModelInfo, backend: str, inputs: str | 
         return {}
     bound = target.quantization.model_dump(mode="json")
     bound["calibrated_on"] = _drawn(target) if inputs is None else inputs
-    if names_fusing(target.search.routes) and fusions.has_attention(model, backend):
-        bound["fusions"] = fusions.version()
+    fuses = names_fusing(target.search.routes) and fusions.has_attention(model, backend)
+    if fuses and (version := fusions.version()):
+        bound["fusions"] = version
     return {"quantization": bound}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ ADVICE = "it needs the extra 'fusions': pip install 'routetune[fusions]'"
 _LIBRARIES = ("onnxscript", "onnx-ir")
 
 
-@cache
 def version() -> str:
     """The libraries that fuse, with their versions; "" where one is not installed."""
     try:

@@ -13,10 +13,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
+from routetune.tasks.engines import qdq
 from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.calibration import prepare
 from routetune.tasks.targets.quantization import Quantization
 
+from tests.engines import attention
 from tests.engines.rewriting import SETTINGS, Arrays, calibrated, digits, rewritten
 
 DIGITS = folder() / "models" / "digits_cnn.onnx"
@@ -98,6 +100,55 @@ def quantised_nodes(path: Path) -> set[str]:
         if node.op_type in ("Conv", "Gemm", "MatMul")
         and [made.get(name) for name in node.input[:2]] == ["DequantizeLinear"] * 2
     }
+
+
+def test_a_rewrite_that_breaks_off_leaves_nothing_under_the_name_of_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there is built from. The fault is injected between two libraries, of which one writes files."""
+    files, output = calibrated(DIGITS, tmp_path), tmp_path / "out.onnx"
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(qdq, "_half", broken)
+    with pytest.raises(BuildError, match="cannot be rewritten so: broken"):
+        rewritten(files, output, dynamic=True, half=True)
+    assert not output.exists()
+    monkeypatch.undo()
+    rewritten(files, output, dynamic=True, half=True)
+    assert {file.name for file in tmp_path.glob("out.onnx*")} == {"out.onnx"}
+
+
+@pytest.mark.parametrize(
+    "file", ["out.onnx.part", "out.onnx.scratch", "calibration.prepared", "calibration.ranges"]
+)
+def test_a_full_disk_says_nothing_of_the_model(file: str, tmp_path: Path) -> None:
+    """It is no BuildError, which would be kept as the model's own."""
+    full = tmp_path / file
+    if file.startswith("calibration"):
+        full.symlink_to("/dev/full")
+        with pytest.raises(OSError, match="No space left"):
+            calibrated(DIGITS, tmp_path)
+        return
+    files = calibrated(DIGITS, tmp_path)
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        rewritten(files, tmp_path / "out.onnx", ("conv1",), dynamic=True)
+
+
+def test_8_bits_while_running_and_q_dq_share_an_input(tmp_path: Path) -> None:
+    """Both libraries make up names for the scale of a tensor, and the same ones."""
+    files = calibrated(attention.saved(tmp_path), tmp_path, [attention.inputs()])
+    path = rewritten(files, tmp_path / "out.onnx", ("query",), dynamic=True)
+    found = onnx.load(path)
+    assert quantised_nodes(path) == {"query"}
+    assert sum(node.op_type == "MatMulInteger" for node in found.graph.node) == 3
+    names = [name for node in found.graph.node for name in node.output]
+    names += [one.name for one in found.graph.initializer]
+    assert len(names) == len(set(names))
+    expected = run(attention.saved(tmp_path), attention.inputs())[0]
+    assert np.abs(run(path, attention.inputs())[0] - expected).max() < 0.1 * np.abs(expected).max()
 
 
 def test_every_placement_has_qdq_exactly_where_it_was_asked_for(tmp_path: Path) -> None:

@@ -215,6 +215,38 @@ def test_fused_attention_is_a_knob_like_any_other(
     assert steps.count("rewrite") == 2  # the other two have nothing to do with it
 
 
+def test_what_is_left_under_the_name_of_a_rewritten_model_is_not_built_from(
+    write: Callable[..., Path], store: Store
+) -> None:
+    """By a process that died, or another version: the digest that it must have is known from before."""
+    target = write("@dynamic=[*] @fp16=[*] -graph_optimization_level=[*]", tolerance=1e9)
+
+    def built(level: str) -> Trial:
+        route = bench.database.route({"@dynamic": "on", "@fp16": "on", "-graph_optimization_level": level})
+        [trial] = build_engines.fn(bench, [route])  # type: ignore[attr-defined]
+        assert trial.failure is None and trial.built
+        return trial
+
+    def references() -> None:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+
+    with open_bench(target, open_store(store.root.with_name("clean"))) as bench:
+        references()
+        clean = {level: built(level).engine for level in ("basic", "extended")}
+    with open_bench(target, store) as bench:
+        references()
+        assert built("disabled").engine is not None
+        [file] = bench.folder.glob("rewritten-*")
+        content = file.read_bytes()
+        for level, left in (
+            ("basic", content[: len(content) // 2]),
+            ("extended", (target.parent / "m.onnx").read_bytes()),
+        ):
+            file.write_bytes(left)
+            assert built(level).engine == clean[level]
+            assert file.read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("routes", "told"),
     [

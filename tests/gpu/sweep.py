@@ -87,9 +87,9 @@ def tune(name: str, folder: Path, part: str, row: dict[str, Any]) -> None:
 def _lacks(row: dict[str, Any], part: str) -> bool:
     if part == SWEEP or "rules" not in row:
         return "rules" not in row
-    if part == HALF:
-        return "with float16" not in row
-    return "tuned" not in row["rules"][part] and bool(row["rules"][part]["best"])
+    rule = row if part == HALF else row["rules"][part]
+    tuned = rule.get("with float16" if part == HALF else "tuned", {"failed": "not tried"})
+    return "failed" in tuned and (part == HALF or bool(rule["best"]))
 
 
 def _rule(found: landscapes.Landscape, rule: str) -> dict[str, Any]:

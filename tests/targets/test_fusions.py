@@ -79,3 +79,5 @@ def test_results_are_bound_to_the_library_where_a_route_can_ask_for_it(
         )
         assert change.old == f"onnxscript {version('onnxscript')}, onnx-ir {version('onnx-ir')}"
     assert not changed["@fp16=[*]"] and not changed["-a=[*]"]
+    monkeypatch.setattr(fusions, "version", str)
+    assert "fusions" not in bound("@*=[*]")["target"]["quantization"]
