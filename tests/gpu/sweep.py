@@ -4,11 +4,11 @@
 
 Each workload is exported, swept exhaustively by the product (a landscape for the replays of searches), and
 then tuned by the command line with `algorithm = "auto"` and few trials: for a loose and a strict tolerance,
-and for the loose one with float16 as one more knob. The tunes find builds and outputs of the sweep in the
-store; they time all that they try, beside the default route. Each of these is a part (PART: sweep, 5e-2,
-1e-4 or float16), and goes to FOLDER/gpu_workloads.json once it is done; what is there already is left alone,
-and so is a landscape, FOLDER/<name>.parquet. After N seconds no further part is begun. Run it with nothing
-else on the machine.
+and for the loose one with float16 as one more knob, and with fused attention as another where there is any.
+The tunes find builds and outputs of the sweep in the store; they time all that they try, beside the default
+route. Each of these is a part (PART: sweep, 5e-2, 1e-4, float16 or fused), and goes to
+FOLDER/gpu_workloads.json once it is done; what is there already is left alone, and so is a landscape,
+FOLDER/<name>.parquet. After N seconds no further part is begun. Run it with nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tests.gpu import workloads
 #: random networks of fifty layers carry its rounding to 2e-2, where trained ones have 1e-3.
 TOLERANCES = {"5e-2": 5e-2, "1e-3": 1e-3, "1e-4": 1e-4}
 LOOSE, STRICT = "5e-2", "1e-4"
-SWEEP, HALF = "sweep", "float16"
-PARTS = (SWEEP, LOOSE, STRICT, HALF)
+SWEEP, HALF, FUSED = "sweep", "float16", "fused"
+PARTS = (SWEEP, LOOSE, STRICT, HALF, FUSED)
 COMMAND = (sys.executable, "-c", "from routetune.flows.cli import main; main()")
 #: What a tune may try, of 64 or 128 routes.
 TRIALS = 16
-#: Knobs beside those swept, in a tune of its own for the loose tolerance, and what that one may try.
-MORE = ("@fp16=[off|on]",)
+#: Knobs beside those swept, in tunes of their own for the loose tolerance, and what each of those may try.
+MORE = {HALF: ("@fp16=[off|on]",), FUSED: ("@fp16=[off|on]", "@fused=[off|on]")}
 MORE_TRIALS = 24
 
 
@@ -73,23 +73,24 @@ def sweep(name: str, folder: Path) -> dict[str, Any]:
 
 
 def tune(name: str, folder: Path, part: str, row: dict[str, Any]) -> None:
-    """Put what a tune finds into the row of its workload: for one tolerance, or with float16."""
+    """Put what a tune finds into the row of its workload: for one tolerance, or with more knobs."""
     workloads.export(name, folder)
     found = landscapes.read(folder / f"{name}.parquet")
-    if part == HALF:
-        routes = (*_routes(found), *MORE)
-        row["with float16"] = _tune(name, folder, part, TOLERANCES[LOOSE], routes, MORE_TRIALS)[1]
+    if part in MORE:
+        routes = (*_routes(found), *MORE[part])
+        row[f"with {part}"] = _tune(name, folder, part, TOLERANCES[LOOSE], routes, MORE_TRIALS)[1]
     elif row["rules"][part]["best"]:
         seen = judged(found, "rel_lInf", TOLERANCES[part])
         row["rules"][part]["tuned"] = _tuned(name, folder, part, seen)
 
 
-def _lacks(row: dict[str, Any], part: str) -> bool:
+def _lacks(name: str, row: dict[str, Any], part: str) -> bool:
     if part == SWEEP or "rules" not in row:
         return "rules" not in row
-    rule = row if part == HALF else row["rules"][part]
-    tuned = rule.get("with float16" if part == HALF else "tuned", {"failed": "not tried"})
-    return "failed" in tuned and (part == HALF or bool(rule["best"]))
+    rule = row if part in MORE else row["rules"][part]
+    tuned = rule.get(f"with {part}" if part in MORE else "tuned", {"failed": "not tried"})
+    may = workloads.WORKLOADS[name].attends if part == FUSED else part in MORE or bool(rule["best"])
+    return may and "failed" in tuned
 
 
 def _rule(found: landscapes.Landscape, rule: str) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = json.loads(results.read_text()) if results.exists() else {"command": command, "workloads": {}}
     for name, part in product(given.names or workloads.WORKLOADS, given.part or PARTS):
         row = document["workloads"].get(name, {})
-        if name in given_up or not _lacks(row, part) or time.monotonic() - began > given.seconds:
+        if name in given_up or not _lacks(name, row, part) or time.monotonic() - began > given.seconds:
             continue
         try:
             if "rules" not in row:

@@ -77,12 +77,14 @@ class Workload:
 
     Attributes:
         make: gives the module in evaluation mode and its inputs by name.
+        attends: it has attention, which can be fused.
     """
 
     about: str
     make: Callable[[], tuple[Any, dict[str, Any]]]
     routes: tuple[str, ...]
     outputs: tuple[str, ...] = field(default=("y",))
+    attends: bool = False
 
 
 def _vision(name: str, batch: int, **options: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
@@ -225,15 +227,19 @@ def _dlrm() -> tuple[Any, dict[str, Any]]:
 WORKLOADS: dict[str, Workload] = {
     "resnet50_b1": Workload("ResNet-50, one image", _vision("resnet50", 1), CONVOLUTIONS),
     "mobilenet_b1": Workload("MobileNetV3, one image", _vision("mobilenet_v3_large", 1), CONVOLUTIONS),
-    "bert_b1": Workload("BERT-base, one text of 128 tokens", _bert(1), PRODUCTS),
+    "bert_b1": Workload("BERT-base, one text of 128 tokens", _bert(1), PRODUCTS, attends=True),
     "dlrm_b256": Workload("A DLRM-like network", _dlrm, PRODUCTS),
     "unet_b1": Workload("A UNet-like network, one image", _unet, CONVOLUTIONS),
     "resnet50_b8": Workload("ResNet-50, eight images", _vision("resnet50", 8), CONVOLUTIONS),
-    "vit_b8": Workload("ViT-B/16, eight images", _vision("vit_b_16", 8), PRODUCTS),
+    "vit_b8": Workload("ViT-B/16, eight images", _vision("vit_b_16", 8), PRODUCTS, attends=True),
     "decoder_b1": Workload(
-        "One step of a GPT-2-like decoder", _decoder, PRODUCTS, outputs=("logits", "keys_out", "values_out")
+        "One step of a GPT-2-like decoder",
+        _decoder,
+        PRODUCTS,
+        outputs=("logits", "keys_out", "values_out"),
+        attends=True,
     ),
-    "bert_b8": Workload("BERT-base, eight texts of 128 tokens", _bert(8), PRODUCTS),
+    "bert_b8": Workload("BERT-base, eight texts of 128 tokens", _bert(8), PRODUCTS, attends=True),
     "efficientnet_b8": Workload("EfficientNet-B0, eight images", _vision("efficientnet_b0", 8), CONVOLUTIONS),
 }
 
