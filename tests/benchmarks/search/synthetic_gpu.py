@@ -110,6 +110,32 @@ def gpu_like(style: str, seed: int) -> Landscape:
     return Landscape(f"{style} {seed}: {family}", space, found, about, truth)
 
 
+def with_half(recorded: Landscape, alone: float, beside: float) -> Landscape:
+    """A recorded landscape of convolutions, and float16 as one more knob, which is invented.
+
+    Args:
+        alone: by what it multiplies the speed of a route.
+        beside: the same where `prefer_nhwc` is on.
+    """
+    half = {"name": "@fp16", "values": ["off", "on"], "default": "off"}
+    knobs = [
+        {"name": t.knob.name, "values": t.values, "default": t.knob.default} for t in recorded.space.terms
+    ]
+    space = space_of([*knobs, half], order=[*recorded.space.database, "@fp16"])
+    found: dict[Route, Trial] = {}
+    for route in dict.fromkeys([Route(), *space]):
+        rest = Route(tuple(setting for setting in route.settings if setting[0] != "@fp16"))
+        trial = recorded.trials[rest]
+        if rest == route:
+            found[route] = trial
+            continue
+        factor = beside if ("-prefer_nhwc", "1") in route.settings else alone
+        speeds = {name: (of := getattr(trial, name)) and of * factor for name in ("speed", "low", "high")}
+        found[route] = replace(trial, route=route, alias_of=None, **speeds)
+    name = f"{recorded.name}, float16 {alone:g} or {beside:g}"
+    return Landscape(name, space, found, dict(recorded.about))
+
+
 class _Model:
     """What a model of a family does under each assignment."""
 

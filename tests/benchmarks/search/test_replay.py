@@ -37,6 +37,8 @@ NAMES = tuple(os.environ.get("ROUTETUNE_BENCHMARK_STRATEGIES", EVERY).split(",")
 AT = (8, 16, 32)
 #: Of the largest difference beside the largest value; on the recorded GPU targets TF32 is 4e-4 to 3e-2 off.
 TOLERANCES = (5e-2, 1e-4)
+#: By what an invented float16 multiplies the speed, by itself and beside `prefer_nhwc`.
+HALF = ((0.75, 1.5), (0.5, 1.7), (0.9, 1.3))
 #: Models of one kind, which were swept over the same knobs but at most one.
 SIBLINGS = (
     ("gpu_resnet50_b1", "gpu_resnet50_b8", "gpu_mobilenet_b1", "gpu_efficientnet_b8", "gpu_unet_b1"),
@@ -220,6 +222,23 @@ def test_fitted_landscapes_of_64_to_128_routes() -> None:
     for builds in map(str, AT):
         for rival in ("mixed", "random"):
             assert every["auto"][builds]["mean"] <= every[rival][builds]["mean"], (builds, rival)
+
+
+@pytest.mark.benchmark
+def test_a_setting_that_helps_only_beside_another() -> None:
+    """Half invented: recorded convolutions, and a float16 that is fast channels-last and slow elsewhere."""
+    loose = [one for one in judged_twice() if one.name.partition(",")[0] in SIBLINGS[0] and _is_loose(one)]
+    found = [synthetic_gpu.with_half(one, *factors) for one in loose for factors in HALF]
+    document = report(found, f"{len(found)} recorded landscapes with an invented float16", "search_half")
+    every = document["regret_percent"]["all"]
+    assert every["auto"]["16"]["median"] <= 1.0 and every["auto"]["32"]["p95"] <= 5.0
+    for builds in map(str, AT):
+        for rival in ("mixed", "random"):
+            assert every["auto"][builds]["mean"] <= every[rival][builds]["mean"], (builds, rival)
+
+
+def _is_loose(one: landscape.Landscape) -> bool:
+    return bool(one.about["judged"]["tolerance"] == max(TOLERANCES))
 
 
 @pytest.mark.benchmark
