@@ -24,7 +24,7 @@ from routetune.tasks.engines.worker import START_SECONDS, Cancelled, StepFailed
 from routetune.tasks.errors import BadInput, EnvironmentBroken
 from routetune.tasks.luggage import Bundle, Luggage
 from routetune.tasks.outpost import Outpost, code
-from routetune.tasks.store.files import hash_file, write_atomically
+from routetune.tasks.store.files import hash_file
 from routetune.tasks.store.locks import BusyDevice
 from routetune.tasks.subject import Subject
 from routetune.tasks.targets.custom import custom_metric
@@ -201,7 +201,7 @@ class RayWorker:
         answer: dict[str, Any] = self.cluster.get(called, seconds + GRACE, self._stop)
         for name, path in here.items():  # no other names: a node has no say in where files go
             if name in answer["files"]:
-                write_atomically(path, answer["files"][name])
+                path.write_bytes(answer["files"][name])
         return answer
 
     def _put(self, place: str, path: Path) -> None:

@@ -11,7 +11,7 @@ from routetune.tasks.bench import Bench
 from routetune.tasks.calibrate import calibration_of
 from routetune.tasks.engines.places import Placement, split
 from routetune.tasks.routes.route import Route
-from routetune.tasks.store.files import hash_file
+from routetune.tasks.store.files import hash_file, mark_used
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.targets import fusions
 
@@ -62,7 +62,7 @@ def model_of(bench: Bench, source: Source) -> Path:
     path = _path(bench, source.placement)
     # What a process left that died while it wrote, or one of an earlier day, has the name and not the bytes.
     if path.exists() and hash_file(path) == source.digest:
-        path.touch()
+        mark_used(path)
         return path
     found = _write(bench, source.placement)["digest"]
     if found != source.digest:

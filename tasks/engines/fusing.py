@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from routetune.tasks.engines.base import BuildError
+from routetune.tasks.errors import BadInput
 from routetune.tasks.targets import fusions
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ _ASIDE = "routetune.aside"
 _OWN = "com.microsoft"
 #: The first version of the format in which a constant need not be an input.
 _FREE_CONSTANTS = 4
-
-
-class MissingLibrary(RuntimeError):
-    """What a step needs is not installed here; it says nothing of the route."""
 
 
 def fused(model: ModelProto, besides: Collection[str]) -> ModelProto:
@@ -40,11 +37,11 @@ def fused(model: ModelProto, besides: Collection[str]) -> ModelProto:
         model: its nodes in an order that they can run in.
 
     Raises:
-        MissingLibrary: the library is not installed.
+        BadInput: the library is not installed.
         BuildError: an input of the model is an output too.
     """
     if not fusions.version():
-        raise MissingLibrary(f"attention cannot be fused: {fusions.ADVICE}")
+        raise BadInput(f"attention cannot be fused: {fusions.ADVICE}")
     import onnx_ir
     from onnxscript.rewriter import ort_fusions
 

@@ -5,6 +5,7 @@ A worker's step. The result is an ordinary ONNX model that any backend builds fr
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from routetune.tasks.engines.base import BuildError
-from routetune.tasks.engines.calibration import ACTIVATIONS, file_digest
-from routetune.tasks.engines.fusing import MissingLibrary, fused
+from routetune.tasks.engines.calibration import ACTIVATIONS
+from routetune.tasks.engines.fusing import fused
+from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.places import OPERATORS
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def rewrite(
 
     Raises:
         BuildError: a library refuses to rewrite the model so.
-        MissingLibrary, OSError: the machine lacks something; it says nothing of the placement.
+        BadInput, OSError: the machine lacks something; it says nothing of the placement.
     """
     from routetune.tasks.engines.onnxruntime.sidecars import LIMIT
 
@@ -51,13 +53,14 @@ def rewrite(
                 f"the rewritten model would take {model.ByteSize()} bytes, more than one file holds"
             )
         part = Path(f"{output}.part")  # what has its name is whole
-        part.write_bytes(model.SerializeToString(deterministic=True))
+        content = model.SerializeToString(deterministic=True)
+        part.write_bytes(content)
         part.replace(output)
-    except (BuildError, MissingLibrary, MemoryError, OSError):
+    except (BuildError, BadInput, MemoryError, OSError):
         raise
     except Exception as error:
         raise BuildError(f"the model cannot be rewritten so: {error}") from error
-    return {"digest": file_digest(output), "size": Path(output).stat().st_size}
+    return {"digest": hashlib.sha256(content).hexdigest(), "size": len(content)}
 
 
 def _rewritten(

@@ -11,13 +11,14 @@ import numpy as np
 from routetune.tasks.canonical import number
 from routetune.tasks.report.staircase import Staircase, open_staircase, told
 from routetune.tasks.routes.tuning_log import parse_tokens
+from routetune.tasks.targets.places import DYNAMIC, FUSED, HALF
 from routetune.tasks.verdicts.thresholds import dial_of, threshold
 
 if TYPE_CHECKING:
     from routetune.tasks.store import Store
 
-#: Knobs that rewrite the model begin with PLACE. Two stand for all that is left, and one lowers no precision.
-PLACE, HALF, DYNAMIC, FUSED = "@", "@fp16", "@dynamic", "@fused"
+#: Knobs that rewrite the model begin so; HALF and DYNAMIC stand for all that is left.
+PLACE = "@"
 
 
 def epsilon(path: Path, store: Store, metric: str | None, run: str | None) -> dict[str, Any]:
@@ -95,6 +96,7 @@ def _dynamic(stairs: Staircase) -> int | None:
 
 
 def _places(row: Mapping[str, Any]) -> dict[str, str]:
+    """The places of a route that lower precision, which FUSED does not."""
     settings = parse_tokens(row["route"]).items()
     return {name: value for name, value in settings if name.startswith(PLACE) and name != FUSED}
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.tasks.engines import fusing
 from routetune.tasks.engines.base import BuildError
-from routetune.tasks.engines.fusing import MissingLibrary
+from routetune.tasks.errors import BadInput
 from routetune.tasks.targets import fusions
 
 from tests.engines.attention import HEADS, HIDDEN, LAYERS, attention, inputs, saved
@@ -186,5 +186,5 @@ def test_without_the_library_it_is_refused_and_said_how_to_get_it(
     files: FILES, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fusions, "version", str)
-    with pytest.raises(MissingLibrary, match=r"pip install 'routetune\[fusions\]'"):
+    with pytest.raises(BadInput, match=r"pip install 'routetune\[fusions\]'"):
         rewritten(files, tmp_path / "out.onnx", fused=True)

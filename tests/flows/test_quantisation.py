@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from tests.engines.test_qdq import layers, stuck
 from tests.flows.test_stages import adding, tune
 from tests.quick import quick
 
+LEVEL = "-graph_optimization_level"
 MAKING = ("calibrate", "rewrite", "build")
 PLACES = "@first=[*] @second=[*] @dense=[*] @last=[*]"
 
@@ -116,13 +118,27 @@ def _names(value: Any) -> set[str]:
     return set().union(*map(_names, value)) if isinstance(value, list) else set()
 
 
-def build_one(path: Path, store: Store, route: str = "@dense") -> Trial:
-    """A run up to one build, without timing."""
+@contextmanager
+def opened(path: Path, store: Store) -> Iterator[Bench]:
+    """A bench that has its references."""
     with open_bench(path, store) as bench:
         make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
-        [trial] = build_engines.fn(bench, [bench.database.route({route: "on"})])  # type: ignore[attr-defined]
-        found: Trial = trial
-        return found
+        yield bench
+
+
+def built(bench: Bench, *places: str, level: str = "all") -> Trial:
+    """The route with these places on, up to its build."""
+    route = bench.database.route({**dict.fromkeys(places, "on"), LEVEL: level})
+    [trial] = build_engines.fn(bench, [route])  # type: ignore[attr-defined]
+    found: Trial = trial
+    assert found.failure is None
+    return found
+
+
+def build_one(path: Path, store: Store) -> Trial:
+    """A run up to one build, without timing."""
+    with opened(path, store) as bench:
+        return built(bench, "@dense")
 
 
 def test_calibration_is_made_once_for_a_model_its_inputs_and_settings(
@@ -176,13 +192,10 @@ def test_rewritten_models_are_kept_for_other_builds_of_a_run_while_there_is_room
     target = write("@second=[*] @fp16=[*] -graph_optimization_level=[*]", tolerance=1e9)
 
     def builds(on: Store) -> int:
-        with open_bench(target, on) as bench:
-            make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+        with opened(target, on) as bench:
             for level in ("basic", "extended", "disabled"):
                 for place in ("@second", "@fp16"):
-                    route = bench.database.route({"-graph_optimization_level": level, place: "on"})
-                    [trial] = build_engines.fn(bench, [route])  # type: ignore[attr-defined]
-                    assert trial.built and trial.failure is None
+                    assert built(bench, place, level=level).built
                     kept = sum(file.stat().st_size for file in bench.folder.glob("rewritten*"))
                     assert kept <= rewrite.ROOM + largest
         return steps.count("rewrite")
@@ -210,8 +223,7 @@ def test_fused_attention_is_a_knob_like_any_other(
     for version, written in ((fusions.version(), 0), ("onnxscript 99", 2)):
         monkeypatch.setattr(fusions, "version", lambda version=version: version)
         steps.clear()
-        with open_bench(target, store) as bench:
-            make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+        with opened(target, store) as bench:
             for route in trials:
                 build_engines.fn(bench, [trials[route].route])  # type: ignore[attr-defined]
         # Two of the routes have nothing to do with it.
@@ -224,21 +236,15 @@ def test_what_is_left_under_the_name_of_a_rewritten_model_is_not_built_from(
     """By a process that died, or another version: the digest that it must have is known from before."""
     target = write("@dynamic=[*] @fp16=[*] -graph_optimization_level=[*]", tolerance=1e9)
 
-    def built(level: str) -> Trial:
-        route = bench.database.route({"@dynamic": "on", "@fp16": "on", "-graph_optimization_level": level})
-        [trial] = build_engines.fn(bench, [route])  # type: ignore[attr-defined]
-        assert trial.failure is None and trial.built
-        return trial
+    def both(level: str) -> dict[str, Any] | None:
+        trial = built(bench, "@dynamic", "@fp16", level=level)
+        assert trial.built
+        return trial.engine
 
-    def references() -> None:
-        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
-
-    with open_bench(target, open_store(store.root.with_name("clean"))) as bench:
-        references()
-        clean = {level: built(level).engine for level in ("basic", "extended")}
-    with open_bench(target, store) as bench:
-        references()
-        assert built("disabled").engine is not None
+    with opened(target, open_store(store.root.with_name("clean"))) as bench:
+        clean = {level: both(level) for level in ("basic", "extended")}
+    with opened(target, store) as bench:
+        assert both("disabled") is not None
         [file] = bench.folder.glob("rewritten-*")
         content = file.read_bytes()
         for level, left in (
@@ -246,7 +252,7 @@ def test_what_is_left_under_the_name_of_a_rewritten_model_is_not_built_from(
             ("extended", (target.parent / "m.onnx").read_bytes()),
         ):
             file.write_bytes(left)
-            assert built(level).engine == clean[level]
+            assert both(level) == clean[level]
             assert file.read_bytes() == content
 
 

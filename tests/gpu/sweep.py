@@ -78,19 +78,26 @@ def tune(name: str, folder: Path, part: str, row: dict[str, Any]) -> None:
     found = landscapes.read(folder / f"{name}.parquet")
     if part in MORE:
         routes = (*_routes(found), *MORE[part])
-        row[f"with {part}"] = _tune(name, folder, part, TOLERANCES[LOOSE], routes, MORE_TRIALS)[1]
-    elif row["rules"][part]["best"]:
-        seen = judged(found, "rel_lInf", TOLERANCES[part])
-        row["rules"][part]["tuned"] = _tuned(name, folder, part, seen)
+        tuned = _tune(name, folder, part, TOLERANCES[LOOSE], routes, MORE_TRIALS)[1]
+    else:
+        tuned = _tuned(name, folder, part, judged(found, "rel_lInf", TOLERANCES[part]))
+    place, key = _place(row, part)
+    place[key] = tuned
+
+
+def _place(row: dict[str, Any], part: str) -> tuple[dict[str, Any], str]:
+    """Where in a row what a tune finds is, and under which key."""
+    return (row, f"with {part}") if part in MORE else (row["rules"][part], "tuned")
 
 
 def _lacks(name: str, row: dict[str, Any], part: str) -> bool:
+    """Whether a part can be done, and was not yet or failed."""
     if part == SWEEP or "rules" not in row:
         return "rules" not in row
-    rule = row if part in MORE else row["rules"][part]
-    tuned = rule.get(f"with {part}" if part in MORE else "tuned", {"failed": "not tried"})
-    may = workloads.WORKLOADS[name].attends if part == FUSED else part in MORE or bool(rule["best"])
-    return may and "failed" in tuned
+    if part == FUSED and not workloads.WORKLOADS[name].attends:
+        return False
+    place, key = _place(row, part)
+    return bool(place.get("best", True)) and "failed" in place.get(key, {"failed": "not tried"})
 
 
 def _rule(found: landscapes.Landscape, rule: str) -> dict[str, Any]:
@@ -199,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if "rules" not in row:
                 row |= sweep(name, given.folder)
-            if part != SWEEP:
+            if _lacks(name, row, part):
                 tune(name, given.folder, part, row)
         except (RoutetuneError, OSError, RuntimeError) as error:
             print(f"{name}, {part}: {error}", file=sys.stderr)
