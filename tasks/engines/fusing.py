@@ -48,8 +48,12 @@ def fused(model: ModelProto, besides: Collection[str]) -> ModelProto:
     both = {value.name for value in model.graph.input} & {value.name for value in model.graph.output}
     if both:
         raise BuildError(f"input {min(both)!r} is an output too, which what fuses attention cannot take")
+    from routetune.tasks.engines.heads import part_keys
+
     with _shown(model, besides):
-        found, _ = ort_fusions.optimize_for_ort(onnx_ir.from_proto(model))
+        shown = onnx_ir.from_proto(model)
+        part_keys(shown)
+        found, _ = ort_fusions.optimize_for_ort(shown)
         changed: ModelProto = onnx_ir.to_proto(found)
     if _own(changed) == _own(model):
         return model

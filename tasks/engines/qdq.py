@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +206,9 @@ def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProt
     """
     from onnxruntime.transformers import float16
 
+    # A declared type is taken for a tensor that is computed, and cast back for what must have 32 bits.
+    constants = {one.name for one in model.graph.initializer}
+    _keep(model.graph.value_info, [one for one in model.graph.value_info if one.name not in constants])
     changed: ModelProto = float16.convert_float_to_float16(
         model,
         keep_io_types=True,
@@ -213,8 +216,29 @@ def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProt
         op_block_list=[*float16.DEFAULT_OP_BLOCK_LIST, *_INTEGER],
         node_block_list=besides,
     )
+    _once(changed)
     _join(changed, {*besides, *(node.name for node in model.graph.node if node.op_type in _INTEGER)})
     return changed
+
+
+def _once(model: ModelProto) -> None:
+    """Make every tensor once: before 1.32 the library casts one back for each node that reads it in 32
+    bits, all under the same names, and no compiler takes that."""
+    made, nodes = set[str](), []
+    for node in model.graph.node:
+        names = set(node.output) - {""}
+        if made.isdisjoint(names):
+            nodes.append(node)
+        made |= names
+    _keep(model.graph.node, nodes)
+    _keep(model.graph.value_info, {one.name: one for one in model.graph.value_info}.values())
+
+
+def _keep(field: Any, some: Iterable[Any]) -> None:
+    """Leave only some of a repeated field; to remove one by one compares each with all before it."""
+    kept = list(some)
+    del field[:]
+    field.extend(kept)
 
 
 def _join(model: ModelProto, kept: set[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 from routetune.tasks.engines import wire
+from routetune.tasks.engines.memory import lacks_memory
 from routetune.tasks.errors import EnvironmentBroken
 from routetune.tasks.targets.environment import worker_variables
 from routetune.tasks.trial import Outcome
@@ -235,7 +236,7 @@ class Worker:
 
 
 def _said_no(reply: Mapping[str, Any], fresh: bool) -> StepFailed:
-    memory = reply["error"] == "MemoryError" or "Failed to allocate memory" in reply["message"]
+    memory = reply["error"] == "MemoryError" or lacks_memory(str(reply["message"]))
     late = reply["error"] == "TimeoutError"  # a backend that watches the time itself
     outcome = Outcome.OUT_OF_MEMORY if memory else Outcome.TIMED_OUT if late else Outcome.FAILED
     return StepFailed(outcome, str(reply["message"]), error=str(reply["error"]), fresh=fresh)

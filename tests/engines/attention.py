@@ -15,7 +15,8 @@ HIDDEN = HEADS * SIZE
 LAYERS = ("query", "key", "value", "merge")
 
 
-def attention() -> onnx.ModelProto:
+def attention(joined: bool = False) -> onnx.ModelProto:
+    """The block; `joined`: batch and heads are one axis for a while, as in `torch.nn.MultiheadAttention`."""
     rng = np.random.default_rng(3)
 
     def drawn(*shape: int) -> np.ndarray[Any, Any]:
@@ -29,14 +30,18 @@ def attention() -> onnx.ModelProto:
         "join": np.array([BATCH, LENGTH, HIDDEN]),
         "w_norm": np.ones(HIDDEN, np.float32),
     }
+    if joined:
+        weights |= {
+            "split": np.array([LENGTH, BATCH * HEADS, SIZE]),
+            "part": np.array([BATCH, HEADS, LENGTH, SIZE]),
+            "part_keys": np.array([BATCH, HEADS, SIZE, LENGTH]),
+        }
     nodes = []
     for name in LAYERS[:3]:
-        turned = [0, 2, 3, 1] if name == "key" else [0, 2, 1, 3]
         nodes += [
             helper.make_node("MatMul", ["x", f"w_{name}"], [f"{name}_m"], name),
             helper.make_node("Add", [f"{name}_m", f"b_{name}"], [f"{name}_a"], f"{name}_add"),
-            helper.make_node("Reshape", [f"{name}_a", "split"], [f"{name}_r"], f"{name}_reshape"),
-            helper.make_node("Transpose", [f"{name}_r"], [f"{name}_t"], f"{name}_turn", perm=turned),
+            *(_joined(name) if joined else _split(name)),
         ]
     nodes += [
         helper.make_node("MatMul", ["query_t", "key_t"], ["scores"], "scores"),
@@ -58,9 +63,31 @@ def attention() -> onnx.ModelProto:
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
-def saved(folder: Path) -> Path:
+def _split(name: str) -> list[onnx.NodeProto]:
+    turned = [0, 2, 3, 1] if name == "key" else [0, 2, 1, 3]
+    return [
+        helper.make_node("Reshape", [f"{name}_a", "split"], [f"{name}_r"], f"{name}_reshape"),
+        helper.make_node("Transpose", [f"{name}_r"], [f"{name}_t"], f"{name}_turn", perm=turned),
+    ]
+
+
+def _joined(name: str) -> list[onnx.NodeProto]:
+    """Time comes first, then one axis of batch and heads; the keys are turned before they are parted."""
+    key = name == "key"
+    turn = helper.make_node("Transpose", [f"{name}_j"], [f"{name}_k"], f"{name}_turned", perm=[0, 2, 1])
+    part = [f"{name}_k", "part_keys"] if key else [f"{name}_j", "part"]
+    return [
+        helper.make_node("Transpose", [f"{name}_a"], [f"{name}_f"], f"{name}_first", perm=[1, 0, 2]),
+        helper.make_node("Reshape", [f"{name}_f", "split"], [f"{name}_r"], f"{name}_reshape"),
+        helper.make_node("Transpose", [f"{name}_r"], [f"{name}_j"], f"{name}_join", perm=[1, 0, 2]),
+        *([turn] if key else []),
+        helper.make_node("Reshape", part, [f"{name}_t"], f"{name}_part"),
+    ]
+
+
+def saved(folder: Path, joined: bool = False) -> Path:
     path = folder / "attention.onnx"
-    onnx.save(attention(), path)
+    onnx.save(attention(joined), path)
     return path
 
 

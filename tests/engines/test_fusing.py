@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.tasks.engines import fusing
 from routetune.tasks.engines.base import BuildError
+from routetune.tasks.engines.heads import part_keys
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets import fusions
 
@@ -39,7 +41,9 @@ def off(path: Path, tmp_path: Path) -> float:
     return float(np.abs(run(path, inputs())[0] - expected).max() / np.abs(expected).max())
 
 
-def test_attention_becomes_one_operator_and_computes_the_same(files: FILES, tmp_path: Path) -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_attention_becomes_one_operator_and_computes_the_same(joined: bool, tmp_path: Path) -> None:
+    files = calibrated(saved(tmp_path, joined), tmp_path, [inputs()])
     path = rewritten(files, tmp_path / "out.onnx", fused=True)
     found = operators(path)
     assert found["Softmax"] == 0 and found["Attention"] + found["MultiHeadAttention"] == 1
@@ -47,6 +51,45 @@ def test_attention_becomes_one_operator_and_computes_the_same(files: FILES, tmp_
     assert node.domain == "com.microsoft"
     assert [a.i for a in node.attribute if a.name == "num_heads"] == [HEADS]
     assert off(path, tmp_path) < 1e-6
+
+
+def test_only_the_axis_of_heads_is_parted(tmp_path: Path) -> None:
+    """Whatever else is reshaped after it was turned computes what it did, fused or not."""
+    rng = np.random.default_rng(5)
+    shapes = {
+        "parted": (2, 3, 6, 4),
+        "mixed": (3, 2, 4, 6),
+        "turned back": (2, 3, 4, 6),
+        "of three": (6, 24, 1),
+    }
+    nodes, outputs = [helper.make_node("Softmax", ["x"], ["shares"])], ["shares"]
+    constants = {}
+    for place, (name, shape) in enumerate(shapes.items()):
+        constants[f"s{place}"] = np.array(shape)
+        nodes += [
+            helper.make_node("Transpose", ["x"], [f"t{place}"], f"turn {name}", perm=[0, 2, 1]),
+            helper.make_node("Reshape", [f"t{place}", f"s{place}"], [f"y{place}"], name),
+        ]
+        outputs.append(f"y{place}")
+    kept = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in some]
+        for some in ([("x", [6, 4, 6])], [(name, None) for name in outputs])
+    ]
+    model = onnx.shape_inference.infer_shapes(
+        helper.make_model(helper.make_graph(nodes, "turns", *ends, kept), ir_version=9)
+    )
+    parted = onnx_ir.from_proto(model)
+    part_keys(parted)
+    onnx.save(model, tmp_path / "before.onnx")
+    onnx.save(onnx_ir.to_proto(parted), tmp_path / "after.onnx")
+    feeds = {"x": rng.standard_normal((6, 4, 6)).astype(np.float32)}
+    before, after = (run(tmp_path / f"{name}.onnx", feeds) for name in ("before", "after"))
+    for expected, found in zip(before, after, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    turned = [n for n in onnx.load(tmp_path / "after.onnx").graph.node if n.op_type == "Transpose"]
+    perms = Counter(tuple(attribute.ints) for node in turned for attribute in node.attribute)
+    assert perms == {(0, 2, 1): 3, (0, 1, 3, 2): 1}
 
 
 def test_the_same_bytes_in_every_process(files: FILES, tmp_path: Path) -> None:
@@ -67,7 +110,8 @@ def test_a_layer_that_is_quantised_stays_so(layer: str, files: FILES, tmp_path: 
     both = rewritten(files, tmp_path / "both.onnx", (layer,), fused=True)
     assert quantised_nodes(both) == {layer}
     assert operators(both).total() < operators(plain).total()
-    np.testing.assert_allclose(run(both, inputs())[0], run(plain, inputs())[0], rtol=0, atol=0.02)
+    found, expected = (run(path, inputs(), as_written=True)[0] for path in (both, plain))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_fused_operators_compute_in_16_bit_floats_too(files: FILES, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import onnx
 import psutil
 import pytest
 from onnx import TensorProto, helper
+from routetune.tasks.arrays import save_arrays
 from routetune.tasks.engines.attempts import Attempts
 from routetune.tasks.engines.worker import RECYCLE_GROWTH, StepFailed, Worker
 from routetune.tasks.errors import EnvironmentBroken
@@ -76,6 +77,31 @@ def test_each_end_is_named_and_the_next_step_runs(
     assert failed.value.outcome is outcome
     assert reason in failed.value.reason
     assert build()["size"] > 0
+
+
+@pytest.mark.parametrize(("wanted", "outcome"), [(1 << 45, Outcome.OUT_OF_MEMORY), (1 << 60, Outcome.FAILED)])
+def test_memory_that_no_machine_has_is_not_lacking(
+    worker: Worker, tmp_path: Path, wanted: int, outcome: Outcome
+) -> None:
+    """32 TiB may be there on another day; more than any address says that the engine computes nonsense."""
+    fill = helper.make_tensor("value", TensorProto.UINT8, [1], [1])
+    graph = helper.make_graph(
+        [
+            helper.make_node("ConstantOfShape", ["size"], ["full"], value=fill),
+            helper.make_node("Shape", ["full"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("size", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [1])],
+    )
+    model, inputs = tmp_path / "full.onnx", tmp_path / "size.npz"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), model)
+    save_arrays(inputs, {"size": np.array([wanted])})
+    one = {"name": "one", "role": "opt", "inputs": str(inputs), "output": str(tmp_path / "y.npz")}
+    arguments = {"source": {"model": str(model), "plugins": []}, "sets": [one]}
+    with pytest.raises(StepFailed, match=f"allocate memory for requested buffer of size {wanted}") as failed:
+        worker.call("routetune.tasks.engines.reference:make", arguments, 30)
+    assert failed.value.outcome is outcome
 
 
 def test_the_whole_group_is_gone_at_the_deadline(build: Any, worker: Worker, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def plain(reference: np.ndarray, candidate: np.ndarray, atol: float, rtol: float
     length, error = math.hypot(*a), math.hypot(*d)
     largest = float(np.max(np.abs(a)))
     a, b = (side / np.max(np.abs(side)) if np.any(side) else side for side in (a, b))
-    rr, cc, rc = float(a @ a), float(b @ b), float(a @ b)
+    # a product of vectors is added up in another order, and less well, on each processor
+    rr, cc, rc = (math.fsum(product) for product in (a * a, b * b, a * b))
     cos = (0.0 if rr == cc else 1.0) if rr == 0 or cc == 0 else 1 - rc / math.sqrt(rr) / math.sqrt(cc)
     return shares | {
         "rel_l2": (error / length if length else math.inf) if error else 0.0,

@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.engines import cuda
 from routetune.tasks.engines.cuda import Array, Buffer, Inference, Stream
+from routetune.tasks.engines.memory import lacks_memory
 from routetune.tasks.engines.onnxruntime.runner import Closed, SessionRunner, shapes_of
 
 if TYPE_CHECKING:
     from routetune.tasks.engines.onnxruntime.runner import Shapes
     from routetune.tasks.engines.onnxruntime.tensors import Element
 
-#: What the library, cuDNN and cuBLAS say when the device has no memory left.
-_NO_MEMORY = (
-    "Failed to allocate memory for requested buffer",
-    "is smaller than requested bytes",
-    "out of memory",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
 #: The graph id that means: neither capture nor replay.
 _NO_GRAPH = -1
 
@@ -216,7 +209,7 @@ def named(error: Exception) -> Exception:
     An error that left the CUDA context unusable ends the process.
     """
     cuda.check(cuda.runtime().cudaDeviceSynchronize(), f"running an engine: {error}")
-    if not any(text in str(error) for text in _NO_MEMORY):
+    if not lacks_memory(str(error)):
         return error
     free, total = cuda.free_memory()
     return MemoryError(
