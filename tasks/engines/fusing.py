@@ -44,12 +44,11 @@ def fused(model: ModelProto, besides: Collection[str]) -> ModelProto:
         raise BadInput(f"attention cannot be fused: {fusions.ADVICE}")
     import onnx_ir
     from onnxscript.rewriter import ort_fusions
+    from routetune.tasks.engines.heads import part_keys
 
     both = {value.name for value in model.graph.input} & {value.name for value in model.graph.output}
     if both:
         raise BuildError(f"input {min(both)!r} is an output too, which what fuses attention cannot take")
-    from routetune.tasks.engines.heads import part_keys
-
     with _shown(model, besides):
         shown = onnx_ir.from_proto(model)
         part_keys(shown)
@@ -106,7 +105,4 @@ def _restore(changed: ModelProto, model: ModelProto) -> None:
     changed.graph.input.extend(
         value for value in model.graph.input if value.name in left or value.name not in before
     )
-    # What lowers precision afterwards takes a constant with a declared type for a tensor that is computed.
-    for value in [value for value in changed.graph.value_info if value.name in left]:
-        changed.graph.value_info.remove(value)
     changed.ir_version = max(changed.ir_version, _FREE_CONSTANTS)

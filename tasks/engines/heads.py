@@ -20,14 +20,14 @@ class _KeysOfOneAxis(pattern.RewriteRuleClassBase):
         return op.Reshape(op.Transpose(keys, perm=[0, 2, 1]), shape, _outputs=["parted"])
 
     def check(self, context: Any, keys: Any, shape: Any, parted: Any) -> Any:
-        told = pattern.MatchResult()
+        result = pattern.MatchResult()
         sizes = [value.shape for value in (keys, parted)]
         if not all(size is not None and size.is_static() for size in sizes):
-            return told.fail("shapes are not known", [keys, parted])
-        (joined, length, depth), apart = sizes[0].numpy(), sizes[1].numpy()
-        if len(apart) != 4 or apart[2:] != (depth, length) or apart[0] * apart[1] != joined:
-            return told.fail("it does not part the first axis alone", parted)
-        return told
+            return result.fail("shapes are not known", [keys, parted])
+        (_, length, depth), apart = sizes[0].numpy(), sizes[1].numpy()
+        if len(apart) != 4 or apart[2:] != (depth, length) or 0 in apart:  # 0 would copy a size
+            return result.fail("it does not part the first axis alone", parted)
+        return result
 
     def rewrite(self, op: Any, keys: Any, shape: Any, parted: Any) -> Any:
         batch, heads, depth, length = parted.shape.numpy()

@@ -11,12 +11,12 @@ _SAID = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-_ASKED = re.compile(r"requested (?:buffer of size|bytes) (\d+)")
-#: No process has more bytes of addresses. Kernels that misread their own buffers ask for such sizes.
-_ADDRESSES = 1 << 48
+_ASKED = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
+#: More bytes than any machine has. Kernels that misread their own buffers ask for such sizes.
+_MOST = 1 << 48
 
 
 def lacks_memory(said: str) -> bool:
     """Whether an error says that memory is short; what asks for more than any machine has is broken."""
     asked = [int(size) for size in _ASKED.findall(said)]
-    return any(text in said for text in _SAID) and not any(size > _ADDRESSES for size in asked)
+    return any(text in said for text in _SAID) and not any(size > _MOST for size in asked)

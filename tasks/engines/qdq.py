@@ -222,15 +222,12 @@ def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProt
 
 
 def _once(model: ModelProto) -> None:
-    """Make every tensor once: before 1.32 the library casts one back for each node that reads it in 32
-    bits, all under the same names, and no compiler takes that."""
-    made, nodes = set[str](), []
-    for node in model.graph.node:
-        names = set(node.output) - {""}
-        if made.isdisjoint(names):
-            nodes.append(node)
-        made |= names
-    _keep(model.graph.node, nodes)
+    """Drop what is written a second time: before 1.32 the library casts a tensor back for each node that
+    reads it in 32 bits, all under the same names, and no compiler takes that."""
+    nodes = list(model.graph.node)
+    first = {tuple(node.output): node for node in reversed(nodes)}
+    of_each = [(node, first[tuple(node.output)]) for node in nodes]
+    _keep(model.graph.node, [node for node, one in of_each if node is one or node != one])
     _keep(model.graph.value_info, {one.name: one for one in model.graph.value_info}.values())
 
 

@@ -17,25 +17,7 @@ LAYERS = ("query", "key", "value", "merge")
 
 def attention(joined: bool = False) -> onnx.ModelProto:
     """The block; `joined`: batch and heads are one axis for a while, as in `torch.nn.MultiheadAttention`."""
-    rng = np.random.default_rng(3)
-
-    def drawn(*shape: int) -> np.ndarray[Any, Any]:
-        return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
-
-    weights: Arrays = {f"w_{name}": drawn(HIDDEN, HIDDEN) for name in LAYERS}
-    weights |= {f"b_{name}": drawn(HIDDEN) for name in (*LAYERS, "norm")}
-    weights |= {
-        "scale": np.float32(SIZE**-0.5),
-        "split": np.array([BATCH, LENGTH, -1, SIZE]),
-        "join": np.array([BATCH, LENGTH, HIDDEN]),
-        "w_norm": np.ones(HIDDEN, np.float32),
-    }
-    if joined:
-        weights |= {
-            "split": np.array([LENGTH, BATCH * HEADS, SIZE]),
-            "part": np.array([BATCH, HEADS, LENGTH, SIZE]),
-            "part_keys": np.array([BATCH, HEADS, SIZE, LENGTH]),
-        }
+    weights = _weights(joined)
     nodes = []
     for name in LAYERS[:3]:
         nodes += [
@@ -61,6 +43,29 @@ def attention(joined: bool = False) -> onnx.ModelProto:
     kept = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     made = helper.make_graph(nodes, "attention", *ends, kept)
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def _weights(joined: bool) -> Arrays:
+    rng = np.random.default_rng(3)
+
+    def drawn(*shape: int) -> np.ndarray[Any, Any]:
+        return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+
+    weights: Arrays = {f"w_{name}": drawn(HIDDEN, HIDDEN) for name in LAYERS}
+    weights |= {f"b_{name}": drawn(HIDDEN) for name in (*LAYERS, "norm")}
+    weights |= {
+        "scale": np.float32(SIZE**-0.5),
+        "split": np.array([BATCH, LENGTH, -1, SIZE]),
+        "join": np.array([BATCH, LENGTH, HIDDEN]),
+        "w_norm": np.ones(HIDDEN, np.float32),
+    }
+    if joined:
+        weights |= {
+            "split": np.array([LENGTH, BATCH * HEADS, SIZE]),
+            "part": np.array([BATCH, HEADS, LENGTH, SIZE]),
+            "part_keys": np.array([BATCH, HEADS, SIZE, LENGTH]),
+        }
+    return weights
 
 
 def _split(name: str) -> list[onnx.NodeProto]:

@@ -101,6 +101,8 @@ def test_what_several_read_in_32_bits_is_cast_once(
     found = onnx.load(path)
     made = [name for node in found.graph.node for name in node.output if name]
     assert len(made) == len(set(made))
+    declared = [one.name for one in found.graph.value_info]
+    assert len(declared) == len(set(declared))
     constants = {one.name for one in found.graph.initializer if one.data_type == TensorProto.FLOAT}
     assert not [
         node.name for node in found.graph.node if node.op_type == "Cast" and node.input[0] in constants

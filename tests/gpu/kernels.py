@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,15 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
     for places, label, options in CASES[workloads.WORKLOADS[name].routes]:
         path = _rewritten(prepared, places) if places else model
         rows.append({"places": places, "route": label} | _measured(path, options, folder / "optimised.onnx"))
-        print(name, rows[-1]["places"], label, rows[-1].get("milliseconds"), flush=True)
+        print(name, places, label, rows[-1]["milliseconds"], flush=True)
     return rows
 
 
 def _rewritten(prepared: Path, places: str) -> Path:
     path = prepared.with_suffix(f".{places.replace(' ', '_')}.onnx")
-    if not path.exists():
-        on = {place: place in places for place in ("half", "fused")}
-        settings = Quantization().settings("onnxruntime")
-        rewrite(str(prepared), "", {"nodes": [], "dynamic": False, **on}, settings, str(path))
+    on = {place: place in places for place in ("half", "fused")}
+    settings = Quantization().settings("onnxruntime")
+    rewrite(str(prepared), "", {"nodes": [], "dynamic": False, **on}, settings, str(path))
     return path
 
 
@@ -146,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": "python -m tests.gpu.kernels FOLDER NAME...",
         "device": torch.cuda.get_device_name(),
         "onnxruntime": onnxruntime.__version__,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     for name in given.names:
         document["networks"][name] = measure(name, given.folder)
