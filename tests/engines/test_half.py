@@ -89,11 +89,14 @@ def _cast_for_each_reader(changed: onnx.ModelProto) -> onnx.ModelProto:
 def test_what_several_read_in_32_bits_is_cast_once(
     case: str, older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`older` injects what versions wrote that are not installed here; where one is, it changes nothing."""
+    """`older` injects what versions wrote that are not installed here; else it adds to them."""
     convert = float16.convert_float_to_float16
+
+    def as_before(*args: Any, **named: Any) -> onnx.ModelProto:
+        return _cast_for_each_reader(convert(*args, **named))
+
     if older:
-        patched = lambda *args, **named: _cast_for_each_reader(convert(*args, **named))  # noqa: E731
-        monkeypatch.setattr(float16, "convert_float_to_float16", patched)
+        monkeypatch.setattr(float16, "convert_float_to_float16", as_before)
     onnx.save(model(case), tmp_path / "model.onnx")
     files = calibrated(tmp_path / "model.onnx", tmp_path, [inputs()])
     path = rewritten(files, tmp_path / "out.onnx", half=True)

@@ -34,7 +34,8 @@ WARM_UP, TIMED, PROFILED = 10, 100, 5
 #: Kernels that are listed of each route, those that take longest.
 LISTED = 12
 GRAPH = {"enable_cuda_graph": "1"}
-CONVOLUTIONS = {
+#: The routes of convolutions that are looked at, by their options of the provider.
+LOOKED_AT = {
     "graph": GRAPH,
     "HEURISTIC, graph": {**GRAPH, "cudnn_conv_algo_search": "HEURISTIC"},
     "NHWC, graph": {**GRAPH, "prefer_nhwc": "1"},
@@ -43,7 +44,7 @@ CONVOLUTIONS = {
 #: What is rewritten and how, and the options of the provider beside it.
 CASES = {
     workloads.CONVOLUTIONS: [("", "", {})]
-    + [(places, label, options) for places in ("", "half") for label, options in CONVOLUTIONS.items()],
+    + [(places, label, options) for places in ("", "half") for label, options in LOOKED_AT.items()],
     workloads.PRODUCTS: [("", "", {}), ("half fused", "", {})]
     + [(places, "graph", GRAPH) for places in ("", "half", "fused", "half fused")],
 }
@@ -76,44 +77,34 @@ def _measured(model: Path, options: Options, optimised: Path) -> dict[str, Any]:
     wanted.optimized_model_filepath = str(optimised)
     session = onnxruntime.InferenceSession(model, wanted, [("CUDAExecutionProvider", dict(options))])
     nodes = onnx.load(optimised, load_external_data=False).graph.node
-    binding, held = session.io_binding(), _bound(session)
-    for name, value in held["inputs"].items():
-        binding.bind_ortvalue_input(name, value)
-    for name, value in held["outputs"].items():
-        binding.bind_ortvalue_output(name, value)
-    times = []
+    binding, times = _bound(session), []
     for _ in range(WARM_UP + TIMED):
         began = time.perf_counter()
         session.run_with_iobinding(binding)
         times.append(time.perf_counter() - began)
     kernels = _kernels(lambda: session.run_with_iobinding(binding))
+    longest = sorted(((us, count, name) for name, (us, count) in kernels.items()), reverse=True)
+    operators = Counter(f"{node.domain}::{node.op_type}".strip(":") for node in nodes)
     return {
         "milliseconds": round(statistics.median(times[WARM_UP:]) * 1e3, 4),
         "kernels_us": round(sum(us for us, _ in kernels.values()), 1),
         "launches": sum(count for _, count in kernels.values()),
-        "operators": dict(
-            Counter(f"{node.domain}::{node.op_type}".strip(":") for node in nodes).most_common()
-        ),
-        "longest": sorted(((us, count, name) for name, (us, count) in kernels.items()), reverse=True)[
-            :LISTED
-        ],
+        "operators": dict(operators.most_common()),
+        "longest": longest[:LISTED],
     }
 
 
-def _bound(session: onnxruntime.InferenceSession) -> dict[str, dict[str, Any]]:
-    """Inputs and outputs on the device; a CUDA graph needs both to stay where they are."""
-    rng = np.random.default_rng(0)
-    value = onnxruntime.OrtValue
-    inputs = {}
+def _bound(session: onnxruntime.InferenceSession) -> onnxruntime.IOBinding:
+    """Inputs and outputs on the device, which it holds; a CUDA graph needs both to stay where they are."""
+    rng, value, binding = np.random.default_rng(0), onnxruntime.OrtValue, session.io_binding()
     for one in session.get_inputs():
         drawn = rng.integers(0, 1000, one.shape) if "int64" in one.type else rng.standard_normal(one.shape)
         array = drawn.astype(np.int64 if "int64" in one.type else np.float32)
-        inputs[one.name] = value.ortvalue_from_numpy(array, "cuda", 0)
-    outputs = {
-        one.name: value.ortvalue_from_shape_and_type(one.shape, np.float32, "cuda", 0)
-        for one in session.get_outputs()
-    }
-    return {"inputs": inputs, "outputs": outputs}
+        binding.bind_ortvalue_input(one.name, value.ortvalue_from_numpy(array, "cuda", 0))
+    for one in session.get_outputs():
+        held = value.ortvalue_from_shape_and_type(one.shape, np.float32, "cuda", 0)
+        binding.bind_ortvalue_output(one.name, held)
+    return binding
 
 
 def _kernels(run: Any) -> dict[str, tuple[float, int]]:
