@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import combinations, permutations
+from collections.abc import Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from routetune.tasks.search.aliases import twins
 from routetune.tasks.search.blame import Blame
 from routetune.tasks.search.informed import Informed
 from routetune.tasks.search.surrogate import Belief, Surrogate
@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
     Codes = np.ndarray[Any, np.dtype[np.int64]]
-    Swap = tuple[tuple[int, int, int], ...]
 
 #: Log speeds this far below the best say no more than "slow": one hopeless value would drown the others.
 CLIP = 1.5
 #: So many builds, the default's included, are chosen for the pairs of values that they show first.
 FIRST = 5
-#: How often an exchange of values that made no difference once made none elsewhere, and how often one: what
-#: is taken for seen before anything was.
-ALIKE, UNLIKE = 1.0, 0.1
-#: Exchanges of values that are looked at for that, those of few knobs first.
-MOST_SWAPS = 100
 #: Standard deviation of the log speed of a trial without an interval, and the most that an interval says.
 NO_INTERVAL, WIDEST = 0.05, 0.3
 
@@ -112,46 +106,6 @@ def _deviation(trial: Trial) -> float:
     if low is None or high is None or not 0 < low <= high < math.inf:
         return NO_INTERVAL
     return min(WIDEST, math.log(high / low) / (2 * 1.96))
-
-
-def twins(known: Known, candidates: Codes, awaited: Sequence[Sequence[int]] | Codes = ()) -> Array:
-    """How likely each candidate is an alias of a route that was tried or is awaited, shape (candidates,).
-
-    Where two routes were one engine, the values in which they differ made no difference, and are exchanged
-    in a candidate: if that gives a route that was tried, the two likely are one engine again. The more so the
-    more often that exchange was seen to make none, and the less where it was seen to make one.
-    """
-    engine = {code: trial.alias_of or trial.route.id for code, trial in known if trial.failure is None}
-    alike: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for code, one in engine.items():
-        alike[one].append(code)
-    found = {
-        tuple((knob, a, b) for knob, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-        for group in alike.values()
-        for one, other in permutations(group, 2)
-    }
-    swaps = sorted(found, key=lambda swap: (len(swap), swap))[:MOST_SWAPS]
-    odds = [(swap, _makes_none(swap, engine)) for swap in swaps]
-    tried = {code for code, _ in known} | {tuple(map(int, code)) for code in awaited}
-    rows = map(tuple, candidates.tolist())
-    return np.array([max((p for s, p in odds if _swapped(row, s) in tried), default=0.0) for row in rows])
-
-
-def _makes_none(swap: Swap, engine: Mapping[tuple[int, ...], str]) -> float:
-    """How likely an exchange of values makes no difference, by the routes that it turns into other ones."""
-    pairs = [(one, engine.get(other)) for code, one in engine.items() if (other := _swapped(code, swap))]
-    same = sum(one == other for one, other in pairs)
-    unlike = sum(other is not None and one != other for one, other in pairs)
-    return (same + ALIKE) / (same + unlike + ALIKE + UNLIKE)
-
-
-def _swapped(code: tuple[int, ...], swap: Swap) -> tuple[int, ...] | None:
-    if any(code[knob] != a for knob, a, _ in swap):
-        return None
-    changed = list(code)
-    for knob, _, b in swap:
-        changed[knob] = b
-    return tuple(changed)
 
 
 def fresh_pairs(seen: Codes, candidates: Codes) -> Array:
