@@ -46,8 +46,11 @@ def test_several_gpus_find_what_one_finds_in_less_time(routetune: Command, tmp_p
     assert ratio > 1.0 + 0.25 * (GPUS - 1), f"{GPUS} GPUs did {ratio:.2f} times the trials of one"
 
 
-def tuned(routetune: Command, place: Path, device: str, routes: list[str]) -> dict[str, Any]:
-    """The answer of a tune in a folder and a store of its own, with its trials "per_minute"."""
+def tuned(
+    routetune: Command, place: Path, device: str, routes: list[str], *words: str, **variables: str
+) -> dict[str, Any]:
+    """The answer of a tune in a folder and a store of its own, with its trials "per_minute", in all and
+    after the first, and the "first_seconds" until that was done."""
     place.mkdir()
     for name in ("models/digits_cnn.onnx", "inputs/digits.npz"):
         shutil.copy(folder() / name, place)
@@ -56,13 +59,19 @@ def tuned(routetune: Command, place: Path, device: str, routes: list[str]) -> di
         for line in TARGET.format(tolerance=0.02).splitlines()
     ]
     (place / "digits.toml").write_text("\n".join([*lines, "[engine]", f'device = "{device}"', ""]))
-    process = routetune("tune", place / "digits.toml", "--json", "--store", place / "store")
+    told = ("--json", "--store", place / "store", *words)
+    process = routetune("tune", place / "digits.toml", *told, **variables)
     assert process.returncode == 0, process.stderr
     answer: dict[str, Any] = json.loads(process.stdout)
     store = open_store(place / "store")
     [run] = store.runs.list()
     ends = store.records.read(run.id)["finished_at"].to_pylist()
-    return answer | {"per_minute": round(60 * len(ends) / (max(ends) - run.started_at).total_seconds(), 1)}
+    first, last = ((end - run.started_at).total_seconds() for end in (min(ends), max(ends)))
+    return answer | {
+        "per_minute": round(60 * len(ends) / last, 1),
+        "per_minute_after_the_first": round(60 * (len(ends) - 1) / (last - first), 1),
+        "first_seconds": round(first, 1),
+    }
 
 
 def agree(alone: dict[str, Any], shared: dict[str, Any]) -> None:
