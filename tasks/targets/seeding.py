@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 from routetune.tasks import canonical
 from routetune.tasks.errors import BadInput
@@ -66,6 +65,8 @@ def _exact(dtype: np.dtype[Any]) -> int:
 
 def _limits(dtype: np.dtype[Any]) -> Any:
     """numpy's iinfo or finfo, also of the types that numpy does not have itself."""
+    import ml_dtypes
+
     describe: Any = ml_dtypes.iinfo if _is_whole(dtype) else ml_dtypes.finfo
     return describe(dtype)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from routetune.data import folder
 
+DIGITS = str(folder() / "targets/digits.toml")
 DEAD = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
 
 
@@ -38,9 +42,7 @@ def test_every_mistake_is_one_object_and_one_sentence(
 def test_a_server_that_does_not_answer_is_named_before_anything_starts(
     routetune: Any, tmp_path: Path
 ) -> None:
-    from routetune.data import folder
-
-    process = routetune("tune", folder() / "targets/digits.toml", "--json", **DEAD)
+    process = routetune("tune", DIGITS, "--json", **DEAD)
     assert process.returncode == 1
     assert "does not answer" in json.loads(process.stdout)["error"]
     assert "Traceback" not in process.stderr
@@ -48,12 +50,10 @@ def test_a_server_that_does_not_answer_is_named_before_anything_starts(
 
 @pytest.mark.slow
 def test_a_server_that_a_profile_names_is_asked_too(routetune: Any, tmp_path: Path) -> None:
-    from routetune.data import folder
-
     profile = f'[profiles.ours]\nPREFECT_API_URL = "{DEAD["PREFECT_API_URL"]}"\n'
     (tmp_path / "profiles.toml").write_text(f'active = "ours"\n{profile}')
     named = {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
-    process = routetune("tune", folder() / "targets/digits.toml", "--json", **named)
+    process = routetune("tune", DIGITS, "--json", **named)
     assert process.returncode == 1, process.stderr
     assert f"{DEAD['PREFECT_API_URL']} does not answer" in json.loads(process.stdout)["error"]
 
@@ -68,8 +68,24 @@ def test_knobs_can_be_typed_as_arguments(routetune: Any, tmp_path: Path) -> None
 
 
 def test_looking_makes_no_store(routetune: Any, tmp_path: Path) -> None:
-    from routetune.data import folder
-
-    process = routetune("status", folder() / "targets/digits.toml", "--store", tmp_path / "none", "--json")
+    process = routetune("status", DIGITS, "--store", tmp_path / "none", "--json")
     assert json.loads(process.stdout)["targets"][0]["state"] == "never tuned"
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["verify", DIGITS], ["records", DIGITS], ["gc"]], ids=lambda words: words[0]
+)
+def test_what_reads_files_alone_loads_no_engine_and_no_server(words: list[str], store_folder: Path) -> None:
+    """Each of these costs a second or more of every call, on some machines, or in some version."""
+    told = ["routetune", *words, "--store", str(store_folder)]
+    program = (
+        f"import sys; sys.argv = {told!r}\n"
+        "from routetune.flows.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'onnx', 'ml_dtypes', 'onnxruntime', 'polygraphy', 'prefect', 'torch', 'numba'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Usage" not in done.stderr and done.stderr.splitlines()[-1] == "[]", done.stderr
