@@ -61,5 +61,5 @@ def test_workers_of_a_cluster_find_what_one_gpu_finds_without(
         told = ("environment", "route", "speed", "decision", "devices", "first_seconds", pace)
         found = {name: {key: one[key] for key in told} for name, one in (("alone", alone), ("ray", spread))}
         ratio = round(spread[pace] / alone[pace], 2)
-        document = {"gpus": GPUS, "ray": ray.__version__, "ratio": ratio, **found}
+        document = {"gpus": GPUS, "ray_version": ray.__version__, "ratio": ratio, **found}
         RESULTS.with_name("gpu_ray.json").write_text(json.dumps(document, indent=1) + "\n")
