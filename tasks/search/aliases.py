@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from routetune.tasks.search.arrays import Array, Codes, Flags
     from routetune.tasks.search.informed import Known
-
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-    Codes = np.ndarray[Any, np.dtype[np.int64]]
-    Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 #: What a pair of routes says of a candidate counts by this factor for each other knob that the candidate has
 #: set otherwise: fusions that do nothing to a fused model may do much to another. With many knobs set
@@ -41,7 +38,7 @@ def twins(known: Known, candidates: Codes, awaited: Sequence[Sequence[int]] | Co
     if pairs is None or not len(candidates):
         return np.zeros(len(candidates))
     chances = pairs.chances(candidates)
-    tried = np.array(sorted({code for code, _ in known} | {tuple(map(int, code)) for code in awaited}))
+    tried = np.array([*(code for code, _ in known), *awaited])
     found = np.zeros((len(tried), len(candidates)))
     for knob in range(tried.shape[1]):
         values, which = np.unique(tried[:, knob], return_inverse=True)
@@ -57,16 +54,16 @@ class _Pairs:
     Attributes:
         codes: of one route of each pair, shape (pairs, knobs).
         differs: the knobs in which the other has another value, of the same shape.
-        alike: whether both are one engine, shape (pairs,).
         exchanges: number of each exchange (knob, lower value, higher value).
-        part: 1 where an exchange is between the two, else 0, shape (pairs, exchanges).
+        alike: 1 where an exchange is between two routes of one engine, else 0, shape (pairs, exchanges).
+        unlike: the same for two routes of different engines.
     """
 
     codes: Codes
-    differs: Mask
-    alike: Mask
+    differs: Flags
     exchanges: dict[tuple[int, int, int], int]
-    part: Array
+    alike: Array
+    unlike: Array
 
     @classmethod
     def of(cls, known: Known) -> _Pairs | None:
@@ -93,27 +90,26 @@ class _Pairs:
             places.append((pair, exchanges.setdefault((knob, low, high), len(exchanges))))
         part = np.zeros((len(one), len(exchanges)))
         part[tuple(np.transpose(places))] = 1
-        return cls(codes[one], differs, alike[chosen], exchanges, part)
+        same = alike[chosen, None]
+        return cls(codes[one], differs, exchanges, part * same, part * ~same)
 
     def chances(self, candidates: Codes) -> Array:
         """Log of the probability that an exchange makes no difference to a candidate, shape (exchanges + 1,
         candidates); the last row is of exchanges that were not seen."""
         elsewhere = (self.codes[:, None] != candidates[None]) & ~self.differs[:, None]
         weights = CLOSE ** elsewhere.sum(axis=2)
-        alike = self.part * self.alike[:, None]
-        found = _log_share(alike.T @ weights, self._blamed().T @ weights)
+        found = _log_share(self.alike.T @ weights, self._blamed().T @ weights)
         return np.concatenate([found, np.full((1, len(candidates)), NEVER)])
 
     def _blamed(self) -> Array:
-        """How likely each exchange between two engines makes a difference by itself, shape as `part`.
+        """How likely each exchange between two engines makes a difference by itself, shape as `unlike`.
 
         It does not if one of the others does; several may.
         """
-        alike, unlike = self.part * self.alike[:, None], self.part * ~self.alike[:, None]
-        blamed: Array = unlike * (self.part.sum(axis=1) == 1)[:, None]
+        blamed: Array = self.unlike * (self.unlike.sum(axis=1) == 1)[:, None]
         for _ in range(PASSES):
-            logs = _log_share(alike.sum(axis=0), blamed.sum(axis=0))
-            blamed = unlike * np.exp((self.part @ logs)[:, None] - logs * self.part)
+            logs = _log_share(self.alike.sum(axis=0), blamed.sum(axis=0))
+            blamed = self.unlike * np.exp((self.unlike @ logs)[:, None] - logs * self.unlike)
         return blamed
 
     def in_place_of(self, value: int, knob: int, candidates: Codes, chances: Array) -> Array:

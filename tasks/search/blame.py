@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-    Codes = np.ndarray[Any, np.dtype[np.int64]]
-    Flags = np.ndarray[Any, np.dtype[np.bool_]]
+    from routetune.tasks.search.arrays import Array, Codes, Flags
 
 #: How likely a part is guilty before anything is known: one value, two values together, three.
 PRIOR = (0.08, 0.008, 0.002)

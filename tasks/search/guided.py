@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from routetune.tasks.search.aliases import twins
@@ -15,11 +15,9 @@ from routetune.tasks.search.surrogate import Belief, Surrogate
 
 if TYPE_CHECKING:
     from routetune.tasks.routes.route import Route
+    from routetune.tasks.search.arrays import Array, Codes
     from routetune.tasks.search.informed import Known
     from routetune.tasks.trial import Trial
-
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-    Codes = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Log speeds this far below the best say no more than "slow": one hopeless value would drown the others.
 CLIP = 1.5

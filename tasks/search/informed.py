@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from routetune.tasks.routes.space import RouteSpace
     from routetune.tasks.trial import Trial
 
-    Codes = np.ndarray[Any, np.dtype[np.int64]]
     Known = Sequence[tuple[tuple[int, ...], Trial]]
 
 #: Spaces up to this many routes are weighed whole; of larger ones this many candidates.

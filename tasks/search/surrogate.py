@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-    Codes = np.ndarray[Any, np.dtype[np.int64]]
+    from routetune.tasks.search.arrays import Array, Codes
 
 #: Draws of the kernel's parameters, and Metropolis steps that each of them takes for FEW trials; with more
 #: trials each step costs more, so there are fewer.

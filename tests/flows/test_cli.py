@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from routetune.data import folder
+
+from tests.loaded import loaded
 
 DIGITS = str(folder() / "targets/digits.toml")
 DEAD = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
@@ -78,14 +78,6 @@ def test_looking_makes_no_store(routetune: Any, tmp_path: Path) -> None:
 )
 def test_what_reads_files_alone_loads_no_engine_and_no_server(words: list[str], store_folder: Path) -> None:
     """Each of these costs a second or more of every call, on some machines, or in some version."""
-    told = ["routetune", *words, "--store", str(store_folder)]
-    program = (
-        f"import sys; sys.argv = {told!r}\n"
-        "from routetune.flows.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'onnx', 'ml_dtypes', 'onnxruntime', 'polygraphy', 'prefect', 'torch', 'numba'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "Usage" not in done.stderr and done.stderr.splitlines()[-1] == "[]", done.stderr
+    program = "from routetune.flows.cli import main; main()"
+    heavy = ("onnx", "ml_dtypes", "onnxruntime", "polygraphy", "prefect", "torch", "numba")
+    assert loaded(program, heavy, *words, "--store", str(store_folder))[0] == []

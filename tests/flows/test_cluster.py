@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,6 +29,7 @@ from routetune.tasks.targets.environment import Environment
 from tests.flows.test_fleet import CORES, ONE, ROUTES, TWO, facts
 from tests.flows.test_stages import tune_on
 from tests.quick import quick
+from tests.ray_node import ray_node
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 pytestmark = [
@@ -41,14 +41,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster(own_machine: None) -> Iterator[None]:
     """A node that says that it has room for three workers, though there are two sets of cores."""
-    kind = str(processor.model())
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the user's home
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        room: dict[str, Any] = {"num_cpus": 3, "resources": {kind: 3}, "_temp_dir": folder}
-        ray.init(include_dashboard=False, log_to_driver=False, **room)
+    with ray_node(str(processor.model()), 3):
         yield
-        ray.shutdown()
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from routetune.tasks.targets import gpu
@@ -15,6 +13,7 @@ from routetune.tasks.targets import gpu
 from conftest import Command
 from tests.gpu.here import why_no_cuda
 from tests.gpu.test_fleet import RESULTS, agree, tuned
+from tests.ray_node import ray_node
 
 GPUS = gpu.count(os.environ)
 #: 32 routes.
@@ -32,16 +31,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def cluster() -> Iterator[str]:
     """The address of a node with every GPU of this host, all of one kind, and the resource named after it."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the user's home
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    kind = str(gpu.describe(0, os.environ)["gpu.name"])
-    room: dict[str, Any] = {"num_cpus": GPUS, "num_gpus": GPUS, "resources": {kind: GPUS}}
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        ray.init("local", include_dashboard=False, log_to_driver=False, _temp_dir=folder, **room)
-        yield ray.get_runtime_context().gcs_address
-        ray.shutdown()
+    with ray_node(str(gpu.describe(0, os.environ)["gpu.name"]), GPUS, num_gpus=GPUS) as address:
+        yield address
 
 
 def test_workers_of_a_cluster_find_what_one_gpu_finds_without(
@@ -50,9 +43,8 @@ def test_workers_of_a_cluster_find_what_one_gpu_finds_without(
     alone = tuned(routetune, tmp_path / "alone", "cuda:0", ROUTES)
     spread = tuned(routetune, tmp_path / "ray", "cuda:0", ROUTES, "--ray", str(GPUS), RAY_ADDRESS=cluster)
     agree(alone, spread)
-    assert len(spread["devices"]) == GPUS and all(one["trials"] for one in spread["devices"]), spread[
-        "devices"
-    ]
+    trials = [one["trials"] for one in spread["devices"]]
+    assert len(trials) == GPUS and all(trials), spread["devices"]
     again = routetune("tune", tmp_path / "ray/digits.toml", "--json", "--store", tmp_path / "ray/store")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["state"] == "fresh", "where it was tuned makes no difference"

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from routetune.tasks.canonical import digest
@@ -12,6 +9,8 @@ from routetune.tasks.store.loader import Refused, load_current
 from routetune.tasks.store.manifests import BadPublication
 from routetune.tasks.targets.environment import observe
 from routetune.tasks.targets.gpu import UNKNOWN
+
+from tests.loaded import loaded
 
 CPU = {
     "backend": "onnxruntime",
@@ -190,13 +189,10 @@ def test_today_is_what_observe_tells(store):
 def test_a_read_only_store_can_be_loaded_from_and_nothing_heavy_is_imported(store):
     published = publish(store, CPU)
     before = {path: path.stat().st_mtime_ns for path in store.root.rglob("*")}
-    code = (
+    program = (
         "import sys; from routetune.tasks.store.loader import load_current\n"
-        "print(load_current(sys.argv[1], 'digits').path)\n"
-        "heavy = {'pyarrow', 'numpy', 'onnx', 'onnxruntime', 'prefect', 'pydantic', 'platformdirs'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
+        "print(load_current(sys.argv[1], 'digits').path)"
     )
-    command = [sys.executable, "-c", code, str(store.root)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
-    assert done.stdout == f"{published.engine}\n[]\n", done.stderr
+    heavy = ("pyarrow", "numpy", "onnx", "onnxruntime", "prefect", "pydantic", "platformdirs")
+    assert loaded(program, heavy, str(store.root)) == ([], f"{published.engine}\n")
     assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == before

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import onnx
@@ -20,6 +18,8 @@ from routetune.tasks.targets.environment import (
     observe,
     worker_variables,
 )
+
+from tests.loaded import loaded
 
 VERSIONS = {"onnxruntime": "1.32.0 (CPUExecutionProvider)"}
 
@@ -137,10 +137,6 @@ def test_conditions_are_plain_json() -> None:
 
 
 def test_importing_it_is_quick_and_pulls_in_nothing_heavy() -> None:
-    program = (
-        "import sys; import routetune.tasks.targets.environment, routetune.tasks.targets.schema;"
-        "heavy = ('onnx', 'numpy', 'onnxruntime', 'pynvml', 'polygraphy', 'prefect');"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    program = "import routetune.tasks.targets.environment, routetune.tasks.targets.schema"
+    heavy = ("onnx", "numpy", "onnxruntime", "pynvml", "polygraphy", "prefect")
+    assert loaded(program, heavy) == ([], "")
