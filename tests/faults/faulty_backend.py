@@ -85,10 +85,10 @@ def inject(fault: str, output: Path) -> None:
 
 
 def exhaust_memory() -> None:
-    """Take all there is, where that is 512 MiB more than the process has: others need memory here, too."""
+    """Take all there is, where that is 128 MiB more than the process has: others need memory here, too."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    room = pages * resource.getpagesize() + 512 * 2**20
+    room = pages * resource.getpagesize() + 128 * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
     try:
         hog = [bytearray(os.urandom(1 << 20)) * 64 for _ in range(64)]
