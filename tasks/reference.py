@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
 from routetune.tasks.targets.inputs import InputSet, timing_set
 from routetune.tasks.targets.variations import probes
+from routetune.tasks.verdicts.rules import rules_of, section_of
 
 TRY_METRIC = "routetune.tasks.verdicts.checks:try_metric"
 
@@ -48,25 +50,57 @@ def _refuse_bad(bench: Bench) -> None:
         judged = one["role"] != "probe"
         found = {
             kind: [name for name in one[kind] if name not in ignored]
-            for kind in ("non_finite", "unstable", "constant")
+            for kind in ("non_finite", "unstable", "constant", "empty")
         }
         if found["unstable"]:
             raise BadInput(
                 f"{where}: output {_named(found['unstable'])} differs between two runs on input set "
-                f"{one['name']!r}; seed the model, or leave the output out of the verdict with "
-                f"[accuracy.outputs.{found['unstable'][0]}] ignore = true"
+                f"{one['name']!r}; take what is random out of the model, where a seed may not be enough, or "
+                f"leave it out of the verdict with {section_of(found['unstable'][0])} ignore = true"
             )
         if found["non_finite"] and judged:
             raise BadInput(
                 f"{where}: output {_named(found['non_finite'])} is not finite on input set {one['name']!r}, "
-                "when the model runs as written and unoptimised; give other inputs, or mend the model"
+                + _cure(bench, one)
             )
-        if found["constant"] and judged:
-            warnings.warn(
-                f"{where}: output {_named(found['constant'])} has one single value on input set "
-                f"{one['name']!r}: comparing it proves little",
-                stacklevel=2,
+        for kind, found_so in (("constant", "has one single value"), ("empty", "has no elements")):
+            if found[kind] and judged:
+                proves = "little" if kind == "constant" else "nothing"
+                names = _named(found[kind])
+                warnings.warn(
+                    f"{where}: output {names} {found_so} on input set {one['name']!r}: comparing it proves "
+                    f"{proves}",
+                    stacklevel=2,
+                )
+    _refuse_what_says_nothing(bench, where)
+
+
+def _refuse_what_says_nothing(bench: Bench, where: str) -> None:
+    """No element of an output, or the cosine of one, would pass under every tolerance."""
+    rules = rules_of(bench.subject.target.accuracy)
+    judged = [one for one in bench.references if one["role"] != "probe"]
+    for name in sorted({name for one in judged for kind in ("empty", "single") for name in one[kind]}):
+        rule = rules.of(name)
+        if not rule.of_pairs or rule.ignore or rule.tolerance == math.inf:
+            continue
+        if all(name in one["empty"] for one in judged):
+            raise BadInput(
+                f"{where}: output {name!r} has no elements on any input set, so nothing would be compared; "
+                "give inputs or ranges on which it has some, or leave it out of the verdict with "
+                f"{section_of(name)} ignore = true"
             )
+        if rule.metric == "cos" and all(name in (*one["empty"], *one["single"]) for one in judged):
+            raise BadInput(
+                f"{where}: output {name!r} has one element, of which the cosine shows the sign alone; give "
+                f"it another metric in {section_of(name)}, or ignore it"
+            )
+
+
+def _cure(bench: Bench, one: dict[str, Any]) -> str:
+    """Where outputs that are not finite come from, and what to do."""
+    if bench.subject.target.reference.saved and one["role"] == "user":
+        return "in the files that reference.source names; save others"
+    return "when the model runs as written and unoptimised; give other inputs, or mend the model"
 
 
 def _named(names: list[str]) -> str:

@@ -25,7 +25,7 @@ AGAIN = "routetune.tasks.engines.reference:again"
 _NOBODYS = (Outcome.KILLED, Outcome.OUT_OF_MEMORY, Outcome.FLAKY)
 
 #: One input set with the outputs it should give: "name", "role", the blobs "inputs" and "outputs", and the
-#: outputs that are "unstable", "constant" or "non_finite".
+#: outputs that are "unstable", "constant", "single", "empty" or "non_finite".
 Reference = dict[str, Any]
 
 

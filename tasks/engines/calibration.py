@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.arrays import load_arrays
 from routetune.tasks.engines.base import BuildError
+from routetune.tasks.engines.normal import CPU_CAST, normalise, outputs_by_nodes
 from routetune.tasks.targets.places import CHANNEL_OPSET, FIRST_OPSET, OPERATORS, node_names
 
 if TYPE_CHECKING:
@@ -78,9 +79,12 @@ def prepare(source: Path, output: Path, per_channel: bool, plugins: Sequence[str
     for node, name in zip(model.graph.node, node_names(model.graph), strict=True):
         node.name = name
     embed(model, source.parent)
+    normalise(model)
     onnx.save(_raised(model, per_channel), output)
     _fold(output, plugins)
-    model = onnx.shape_inference.infer_shapes(onnx.load(output))
+    model = onnx.load(output)
+    outputs_by_nodes(model)
+    model = onnx.shape_inference.infer_shapes(model)
     used = {operator.rpartition(":")[0] for operator in count_operators(model)}
     for entry in list(model.opset_import):
         if entry.domain and entry.domain not in used:
@@ -112,7 +116,11 @@ def _raised(model: ModelProto, per_channel: bool) -> ModelProto:
 
 
 def _fold(path: Path, plugins: Sequence[str]) -> None:
-    """Let ONNX Runtime fold what Q/DQ would keep apart; the names of the nodes that matter stay."""
+    """Let ONNX Runtime fold what Q/DQ would keep apart; the names of the nodes that matter stay.
+
+    A model in 16-bit floats stays as it is: on a CPU it would be saved with the casts that compute it.
+    """
+    import onnx
     from routetune.tasks.engines.onnxruntime.passes import RULES, TRANSFORMERS
     from routetune.tasks.engines.onnxruntime.session import build_options, open_session
 
@@ -120,7 +128,10 @@ def _fold(path: Path, plugins: Sequence[str]) -> None:
     options = build_options({"-graph_optimization_level": "basic"}, folded, {})
     disabled = (TRANSFORMERS.keys() | RULES.keys()) - _FOLDED
     open_session(path, options, "CPUExecutionProvider", plugins=plugins, disabled=disabled)
-    folded.replace(path)
+    if any(node.name.startswith(CPU_CAST) for node in onnx.load(folded).graph.node):
+        folded.unlink()
+    else:
+        folded.replace(path)
 
 
 def _ranges(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from routetune.tasks.engines.base import BuildError
+from routetune.tasks.engines.normal import FREE_CONSTANTS
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets import fusions
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 _ASIDE = "routetune.aside"
 #: Where the operators are that things are fused to.
 _OWN = "com.microsoft"
-#: The first version of the format in which a constant need not be an input.
-_FREE_CONSTANTS = 4
 
 
 def fused(model: ModelProto, besides: Collection[str]) -> ModelProto:
@@ -105,4 +104,4 @@ def _restore(changed: ModelProto, model: ModelProto) -> None:
     changed.graph.input.extend(
         value for value in model.graph.input if value.name in left or value.name not in before
     )
-    changed.ir_version = max(changed.ir_version, _FREE_CONSTANTS)
+    changed.ir_version = max(changed.ir_version, FREE_CONSTANTS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ import numpy as np
 from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.calibration import ACTIVATIONS
 from routetune.tasks.engines.fusing import fused
+from routetune.tasks.engines.normal import captured
 from routetune.tasks.errors import BadInput
+from routetune.tasks.targets.operators import nodes as every_node
 from routetune.tasks.targets.places import OPERATORS
 
 if TYPE_CHECKING:
@@ -75,6 +77,10 @@ def _rewritten(
     from onnxruntime.quantization.onnx_model import ONNXModel
 
     model = onnx.load(prepared)
+    # An output that is an input too would be read as what a node gives, by each of the libraries.
+    inputs = {value.name for value in model.graph.input}
+    outputs = list(model.graph.output)
+    _keep(model.graph.output, [value for value in outputs if value.name not in inputs])
     quantised = with_activations(model, placement["nodes"])
     if placement["dynamic"]:
         model = _dynamic(model, quantised, settings, scratch)
@@ -89,22 +95,46 @@ def _rewritten(
         changed = placement["nodes"] or placement["dynamic"] or placement["fused"]
         model = _half(model, quantised, as_prepared=not changed)
     ONNXModel(model).topological_sort()  # new nodes were put at the end
+    made = {value.name: value for value in model.graph.output}
+    _keep(model.graph.output, [made.get(value.name, value) for value in outputs])
     return model
 
 
 def with_activations(model: ModelProto, nodes: Sequence[str]) -> list[str]:
     """The nodes, each with the activations that it alone feeds: together they become one integer operator."""
-    readers: dict[str, list[NodeProto]] = {value.name: [] for value in model.graph.output}
-    outputs = set(readers)
+    readers: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
+    constants = {one.name: one for one in model.graph.initializer}
+    inner = captured(model)
+    read_elsewhere = inner | {value.name for value in model.graph.output}
     found = set(nodes)
     for node in model.graph.node:  # in topological order, so that chains of activations are followed
-        fed = readers.get(node.output[0], []) if node.output[0] not in outputs else []
-        if node.name in found and len(fed) == 1 and fed[0].op_type in ACTIVATIONS:
+        fed = readers.get(node.output[0], []) if node.output[0] not in read_elsewhere else []
+        if node.name in found and len(fed) == 1 and _may_go(fed[0], constants, inner):
             found.add(fed[0].name)
     return [node.name for node in model.graph.node if node.name in found]
+
+
+def _may_go(node: NodeProto, constants: Mapping[str, Any], inner: Collection[str]) -> bool:
+    """Whether a node is an activation that the ends of a quantised range can stand for.
+
+    Such a range holds 0; and what a branch reads is not taken through Q/DQ.
+    """
+    from onnx import numpy_helper
+
+    if node.op_type not in ACTIVATIONS or node.output[0] in inner:
+        return False
+    low, high = [*node.input[1:], "", ""][:2]  # a Relu has none
+    if not {low, high} - {""} <= constants.keys():
+        return False
+    before = {one.name: one.f for one in node.attribute}  # where opsets below 11 have them
+    least, most = (
+        float(numpy_helper.to_array(constants[end])) if end else before.get(name, 0.0)
+        for name, end in (("min", low), ("max", high))
+    )
+    return least <= 0 <= most
 
 
 def _static(
@@ -249,7 +279,7 @@ def _join(model: ModelProto, kept: set[str]) -> None:
             if there is not None and first is not None and {node.name, first.name} <= kept:
                 node.input[index] = there.input[0]
     for _ in range(2):  # the way back first, then the way there
-        read = {name for node in model.graph.node for name in node.input}
+        read = {name for node in every_node(model.graph) for name in node.input}
         read |= {value.name for value in model.graph.output}
         for node in [one for one in model.graph.node if one.op_type == "Cast" and one.output[0] not in read]:
             model.graph.node.remove(node)

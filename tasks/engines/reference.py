@@ -34,7 +34,8 @@ def make(source: Mapping[str, Any], sets: Sequence[Mapping[str, str]]) -> list[d
         sets: one dict per input set: "name", "role", "inputs" (an arrays file), "output" (the file to write).
 
     Returns: one dict per set: "name", "unstable" (outputs whose two runs differ in any bit), "constant"
-        (outputs with a single value), "non_finite" (outputs with NaN or infinities).
+        (outputs of one value), "single" (of one element), "empty" (of none), "non_finite" (with NaN or
+        infinities).
     """
     with _opened(source) as run:
         first = [run(one) for one in sets]
@@ -71,6 +72,8 @@ def look_at(outputs: Mapping[str, Array]) -> dict[str, list[str]]:
     """The outputs that a comparison proves little by, and those that nothing can be compared with."""
     return {
         "constant": [n for n, a in outputs.items() if a.size > 1 and bool(np.all(a == a.reshape(-1)[0]))],
+        "single": [n for n, a in outputs.items() if a.size == 1],
+        "empty": [n for n, a in outputs.items() if not a.size],
         "non_finite": [n for n, a in outputs.items() if not _finite(a)],
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from routetune.tasks.canonical import to_float
 from routetune.tasks.errors import BadInput
-from routetune.tasks.verdicts.rules import DROP, Rule
+from routetune.tasks.verdicts.rules import DROP, Rule, section_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Case:
             raise BadInput(
                 f"accuracy: top-{found['k']} agreement says nothing of output {self.output!r}, whose last "
                 f"dimension is {found['classes']}; give it another metric or k in "
-                f"[accuracy.outputs.{self.output}], or ignore it"
+                f"{section_of(self.output)}, or ignore it"
             )
         return to_float(found["loss"])
 

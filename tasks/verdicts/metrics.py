@@ -92,17 +92,32 @@ def accuracy_drop(
 
 def _classes(labels: Array, shape: tuple[int, ...], where: str) -> Array:
     """The labels as one class number for each row; also from one-hot rows."""
+    if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
+        raise MetricError(f"{where}: labels must be class numbers or one-hot rows, found {_told(labels)}")
     if labels.shape == shape:
-        return np.asarray(comparable(labels.reshape(-1, shape[-1])).argmax(axis=1))
+        rows = labels.reshape(-1, shape[-1])
+        unclear = np.flatnonzero((rows == rows.max(axis=1, keepdims=True)).sum(axis=1) != 1)
+        if unclear.size:
+            raise MetricError(
+                f"{where}: labels of the scores' shape must have one largest value in each row, that of the "
+                f"class; row {unclear[0]} has several"
+            )
+        return np.asarray(rows.argmax(axis=1))
     if labels.shape not in (shape[:-1], (*shape[:-1], 1)):
         raise MetricError(
             f"{where}: labels of shape {list(labels.shape)} do not fit scores of shape {list(shape)}; "
             f"expected {list(shape[:-1])} class numbers, or {list(shape)}"
         )
     flat = labels.reshape(-1)
-    if flat.dtype.kind not in "biuf" or not np.array_equal(flat, np.floor(flat)):
-        raise MetricError(f"{where}: labels must be class numbers, found {labels.dtype.name}")
+    if not np.array_equal(flat, np.floor(flat)) or (abs(flat.astype(np.float64)) >= 2.0**63).any():
+        raise MetricError(f"{where}: labels must be class numbers, found {_told(labels)}")
     return flat.astype(np.int64)
+
+
+def _told(labels: Array) -> str:
+    """The type of labels, and the first that is not finite."""
+    bad = labels[~np.isfinite(labels)] if labels.dtype.kind == "f" else labels[:0]
+    return f"{bad.reshape(-1)[0]} among {labels.dtype.name}" if bad.size else str(labels.dtype)
 
 
 def _custom(
@@ -115,7 +130,7 @@ def _custom(
             loss = function(*views, None if labels is None else _read_only(labels))
         except MemoryError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             none = "; this input set has no labels, so it was given None" if labels is None else ""
             raise MetricError(f"{where} raised {type(error).__name__}: {error}{none}") from error
     return _checked(loss, where)
@@ -125,7 +140,10 @@ def _checked(loss: Any, where: str) -> float:
     """The loss as a float; infinite is allowed, since no tolerance but inf admits it."""
     if isinstance(loss, bool | np.bool_) or not isinstance(loss, numbers.Real):
         raise MetricError(f"{where} must give a number, found {loss!r:.80} of type {type(loss).__name__}")
-    value = float(loss)
+    try:
+        value = float(loss)
+    except OverflowError as error:
+        raise MetricError(f"{where} must give a number that losses can be ordered by: {error}") from error
     if math.isnan(value) or value == -math.inf:
         raise MetricError(f"{where} must give a number that losses can be ordered by, found {value}")
     return value

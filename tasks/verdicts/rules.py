@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -56,6 +58,12 @@ class Rules:
                     "accuracy tolerance must be a number >= 0, or inf to switch the check off, "
                     f"not {rule.tolerance}"
                 )
+
+
+def section_of(output: str) -> str:
+    """The header of an output's own section in a target, as TOML writes it."""
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", output)
+    return f"[accuracy.outputs.{output if bare else json.dumps(output, ensure_ascii=False)}]"
 
 
 def rules_of(accuracy: Accuracy) -> Rules:

@@ -41,6 +41,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         *,
         routes: str = PATTERN,
         tolerance: Any = 1e-3,
+        metric: str = "lInf",
         trial_seconds: float = 30,
         name: str = "m.onnx",
         place: Path | None = None,
@@ -50,7 +51,10 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         if model is not None:
             onnx.save(model, place / name)
         path = place / "plain.toml"
-        told = {"accuracy": {"tolerance": tolerance}, "budget": {"trial_seconds": trial_seconds}}
+        told = {
+            "accuracy": {"metric": metric, "tolerance": tolerance},
+            "budget": {"trial_seconds": trial_seconds},
+        }
         path.write_text(quick("plain", name, routes, **told))
         return path
 
@@ -337,6 +341,43 @@ def test_what_no_route_can_mend_is_one_error_before_any_build(
     with pytest.raises(BadInput, match=told):
         tune(target, store)
     assert not list(store.entries) and store.records.read().num_rows == 0
+
+
+def test_what_compares_nothing_is_refused_before_any_build(write: Callable[..., Path], store: Store) -> None:
+    """No elements on any input set, and the cosine of one: every route would pass."""
+    nothing = of("Compress x c -> y", [4], [None], c=np.zeros(4, bool))
+    with pytest.raises(BadInput, match="output 'y' has no elements on any input set"):
+        tune(write(nothing), store)
+    one = of("ReduceSum x -> y", [4], [1])
+    with pytest.raises(BadInput, match="'y' has one element, of which the cosine shows the sign alone"):
+        tune(write(one, metric="cos"), store)
+    assert store.records.read().num_rows == 0
+    tune(write(one), store)
+
+
+def test_an_output_without_elements_on_one_of_two_input_sets_is_warned_of(
+    write: Callable[..., Path], store: Store
+) -> None:
+    target = write(of("NonZero x -> y", [4], [1, None], TensorProto.INT64))
+    target.write_text(target.read_text() + '[reference]\ninputs = ["none.npz", "all.npz"]\n')
+    for name, fill in (("none", 0), ("all", 1)):
+        np.savez(target.parent / f"{name}.npz", x=np.full(4, fill))
+    with pytest.warns(
+        UserWarning, match="'y' has no elements on input set 'none': comparing it proves nothing"
+    ):
+        _, trials = tune(target, store)
+    assert all(trial.accepted for trial in trials.values())
+
+
+def test_saved_outputs_that_are_not_finite_are_not_put_down_to_the_model(
+    write: Callable[..., Path], store: Store
+) -> None:
+    target = write(of("Relu x -> y", [4], [4]))
+    target.write_text(target.read_text() + '[reference]\ninputs = "in.npz"\nsource = "out.npz"\n')
+    np.savez(target.parent / "in.npz", x=np.ones(4, np.float32))
+    np.savez(target.parent / "out.npz", y=np.array([1, np.nan, 1, 1], np.float32))
+    with pytest.raises(BadInput, match=r"'y' is not finite .* in the files that reference\.source names"):
+        tune(target, store)
 
 
 def test_a_type_beyond_numpy_and_a_table_of_one_row_are_tuned(

@@ -163,7 +163,8 @@ def test_outputs_that_differ_in_another_process_are_named(tmp_path: Path) -> Non
     sets = [{"name": "a", "role": "user", **files}]
     source = {"model": str(tmp_path / "m.onnx"), "plugins": []}
     [made] = reference.make(source, sets)
-    assert made == {"name": "a", "unstable": [], "constant": ["y"], "non_finite": []}
+    looked = {"constant": ["y"], "single": [], "empty": [], "non_finite": []}
+    assert made == {"name": "a", "unstable": [], **looked}
     assert reference.again(source, sets) == [{"name": "a", "unstable": []}]
     save_arrays(tmp_path / "out.npz", {"y": np.full(4, 2, np.float32)})
     assert reference.again(source, sets) == [{"name": "a", "unstable": ["y"]}]
@@ -176,7 +177,8 @@ def test_what_is_looked_for_in_every_type() -> None:
         | {"bf": bad.astype(ml_dtypes.bfloat16), "f8": bad.astype(ml_dtypes.float8_e5m2)}
         | {"ok": np.array([1, 2]), "same": np.zeros((2, 2), bool), "one": np.zeros(1), "none": np.zeros(0)}
     )
-    assert found == {"constant": ["same"], "non_finite": ["float16", "float64", "bf", "f8"]}
+    broken = ["float16", "float64", "bf", "f8"]
+    assert found == {"constant": ["same"], "single": ["one"], "empty": ["none"], "non_finite": broken}
 
 
 def test_a_metric_that_draws_without_a_seed_is_refused(tmp_path: Path) -> None:

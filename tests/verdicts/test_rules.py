@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.judging import METRICS as IN_TARGETS
 from routetune.tasks.targets.judging import Accuracy
 from routetune.tasks.verdicts.accuracy import compare_outputs, is_finite, judge
-from routetune.tasks.verdicts.rules import METRICS, Rule, Rules, comparing, is_off, rules_of
+from routetune.tasks.verdicts.rules import METRICS, Rule, Rules, comparing, is_off, rules_of, section_of
 
 
 def report(reference: dict[str, Any], candidate: dict[str, Any], k: int | None = None, **own: Any) -> Any:
@@ -25,6 +26,13 @@ def report(reference: dict[str, Any], candidate: dict[str, Any], k: int | None =
 
 
 TWO = report({"a": [1.0, 2.0], "b": [1.0, 2.0]}, {"a": [1.0, 2.5], "b": [1.1, 2.0]})
+
+
+@pytest.mark.parametrize("name", ["y", "out.0", "a b", 'q"uoted', "back\\slash", "größe", "", "a\nb"])
+def test_the_section_of_any_output_is_toml(name: str) -> None:
+    """As messages advise it, to be pasted into a target."""
+    text = f"{section_of(name)}\nignore = true\n"
+    assert tomllib.loads(text) == {"accuracy": {"outputs": {name: {"ignore": True}}}}
 
 
 def test_targets_and_verdicts_know_the_same_metrics() -> None:

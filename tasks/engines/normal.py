@@ -1,0 +1,74 @@
+"""The form in which a model is rewritten: the same function, as the libraries that rewrite it expect it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from routetune.tasks.targets.operators import nodes
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+#: From this version of the format on, constants need not be inputs too; before it, all of them are constants.
+FREE_CONSTANTS = 4
+#: What ONNX Runtime calls the casts that it computes 16-bit floats with on a CPU, and saves with the model.
+CPU_CAST = "InsertedPrecisionFreeCast_"
+
+
+def normalise(model: ModelProto) -> None:
+    """Spell out what rewriting libraries overlook; constants must be in the model, not beside it."""
+    for node in nodes(model.graph):
+        node.domain = _plain(node.domain)
+        while node.input and not node.input[-1]:  # an input left out by an empty name
+            node.input.pop()
+    for entry in model.opset_import:
+        entry.domain = _plain(entry.domain)
+    if model.ir_version < FREE_CONSTANTS:
+        constants = {one.name for one in model.graph.initializer}
+        inputs = [one for one in model.graph.input if one.name not in constants]
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
+        model.ir_version = FREE_CONSTANTS
+    for node in model.graph.node:
+        if node.op_type == "Gemm" and len(node.input) == 3:
+            _multiply_bias(model, node)
+
+
+def outputs_by_nodes(model: ModelProto) -> None:
+    """Let a node give every output that is a constant: what is rewritten may not be an output."""
+    from onnx import helper
+
+    outputs = {one.name for one in model.graph.output}
+    for constant in [one for one in model.graph.initializer if one.name in outputs]:
+        name = constant.name
+        constant.name = f"{name}_constant"
+        for node in nodes(model.graph):
+            node.input[:] = [constant.name if read == name else read for read in node.input]
+        model.graph.node.append(helper.make_node("Identity", [constant.name], [name], f"{name}_given"))
+
+
+def captured(model: ModelProto) -> set[str]:
+    """Tensors that nodes in branches and loop bodies read, their own ones included."""
+    inner = Counter(name for node in nodes(model.graph) for name in node.input)
+    inner.subtract(name for node in model.graph.node for name in node.input)
+    return set(+inner)
+
+
+def _plain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _multiply_bias(model: ModelProto, node: NodeProto) -> None:
+    """Multiply a Gemm's constant C by beta: ONNX Runtime's quantiser drops beta with C as it was."""
+    from onnx import numpy_helper
+
+    beta = next((one for one in node.attribute if one.name == "beta"), None)
+    found = next((one for one in model.graph.initializer if one.name == node.input[2]), None)
+    if beta is None or beta.f == 1 or found is None:
+        return
+    values = numpy_helper.to_array(found)
+    name = f"{node.output[0]}_bias"  # others may read the constant
+    model.graph.initializer.append(numpy_helper.from_array((values * beta.f).astype(values.dtype), name))
+    node.input[2] = name
+    beta.f = 1.0

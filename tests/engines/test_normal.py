@@ -1,0 +1,153 @@
+"""Graphs as exporters and people write them, which the rewriting libraries overlook: all compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.engines.rewriting import Arrays, calibrated, rewritten
+
+RNG = np.random.default_rng(0)
+IMAGE = {"x": RNG.standard_normal((1, 3, 8, 8)).astype(np.float32)}
+BRANCH = IMAGE | {"b": np.array(False)}
+ROWS = {"x": RNG.standard_normal((3, 6)).astype(np.float32)}
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+
+
+def value(name: str, shape: Sequence[int] | None, kind: int = FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def weight(name: str, *shape: int, kind: Any = np.float32) -> TensorProto:
+    return numpy_helper.from_array(RNG.standard_normal(shape).astype(kind), name)
+
+
+CONV, PRODUCT = weight("w", 4, 3, 3, 3), [weight("w", 6, 5), weight("c", 5)]
+CONVOLUTION = helper.make_node("Conv", ["x", "w"], ["h"], "place")
+RELU = helper.make_node("Relu", ["h"], ["r"], "relu")
+
+
+def model(
+    nodes: Sequence[Any],
+    feeds: Arrays,
+    outputs: Sequence[Any],
+    constants: Sequence[Any],
+    ir: int = 8,
+    **more: Any,
+) -> onnx.ModelProto:
+    kinds = {np.dtype(np.float32): FLOAT, np.dtype(np.float16): HALF, np.dtype(bool): TensorProto.BOOL}
+    inputs = [value(name, array.shape, kinds[array.dtype]) for name, array in feeds.items()]
+    if ir < 4:
+        inputs += [value(one.name, one.dims) for one in constants]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
+    opsets = more.get("opsets", [helper.make_opsetid("", 17)])
+    return helper.make_model(graph, ir_version=ir, opset_imports=opsets)
+
+
+def branch(read: str) -> Any:
+    """An If whose bodies read a tensor of the graph around them."""
+    bodies = {
+        name: helper.make_graph([helper.make_node(op, [read], [name])], name, [], [value(name, None)])
+        for name, op in (("then_branch", "Neg"), ("else_branch", "Identity"))
+    }
+    return helper.make_node("If", ["b"], ["z"], "if", **bodies)
+
+
+def product(**attributes: Any) -> Any:
+    return helper.make_node("Gemm", ["x", "w", "c"], ["y"], "place", **attributes)
+
+
+def clipped(low: float, high: float) -> onnx.ModelProto:
+    ends = [numpy_helper.from_array(np.float32(end), name) for name, end in (("low", low), ("high", high))]
+    clip = helper.make_node("Clip", ["h", "low", "high"], ["y"], "clip")
+    return model([CONVOLUTION, clip], IMAGE, [value("y", None)], [CONV, *ends])
+
+
+Z, Y = value("z", None), value("y", None)
+ONNX = helper.make_opsetid("ai.onnx", 17)
+NAMED = helper.make_node("Gemm", ["x", "w"], ["y"], "place", domain="ai.onnx")
+OMITTED = helper.make_node("Gemm", ["x", "w", ""], ["y"], "place")
+CASES: dict[str, tuple[onnx.ModelProto, Arrays]] = {
+    "a branch reads the activation": (model([CONVOLUTION, RELU, branch("r")], BRANCH, [Z], [CONV]), BRANCH),
+    "a branch reads the place beside its activation": (
+        model([CONVOLUTION, RELU, branch("h")], BRANCH, [value("r", None), Z], [CONV]),
+        BRANCH,
+    ),
+    "only a branch reads the place": (model([CONVOLUTION, branch("h")], BRANCH, [Z], [CONV]), BRANCH),
+    "beta": (model([product(beta=0.5)], ROWS, [Y], PRODUCT), ROWS),
+    "beta, of a bias that others read": (
+        model([product(beta=2.0), helper.make_node("Neg", ["c"], ["z"])], ROWS, [Y, Z], PRODUCT),
+        ROWS,
+    ),
+    "clip above zero": (clipped(0.5, 0.7), IMAGE),
+    "clip above zero, of an old opset": (
+        model(
+            [CONVOLUTION, helper.make_node("Clip", ["h"], ["y"], "clip", min=0.5, max=0.7)],
+            IMAGE,
+            [Y],
+            [CONV],
+            opsets=[helper.make_opsetid("", 10)],
+        ),
+        IMAGE,
+    ),
+    "clip below zero": (clipped(-0.7, -0.5), IMAGE),
+    "clip around zero": (clipped(-0.7, 0.5), IMAGE),
+    "constants are inputs": (model([product()], ROWS, [Y], PRODUCT, ir=3), ROWS),
+    "an input left out by an empty name": (model([OMITTED], ROWS, [Y], PRODUCT[:1]), ROWS),
+    "the domain spelt out": (model([NAMED], ROWS, [Y], PRODUCT[:1], opsets=[ONNX]), ROWS),
+    "an output is an input": (model([product()], ROWS, [value("x", (3, 6)), Y], PRODUCT), ROWS),
+    "an output is a constant": (model([product()], ROWS, [Y, value("c", (5,))], PRODUCT), ROWS),
+    "an output is the weight": (model([product()], ROWS, [value("w", (6, 5)), Y], PRODUCT), ROWS),
+}
+PLACEMENTS = {
+    "place": {"nodes": ["place"]},
+    "half": {"half": True},
+    "dynamic": {"dynamic": True},
+    "place and half": {"nodes": ["place"], "half": True},
+}
+
+
+def run(path: Path, feeds: Arrays, level: str) -> dict[str, Any]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rewritten_computes_the_same(case: str, placement: str, tmp_path: Path) -> None:
+    made, feeds = CASES[case]
+    source = tmp_path / "model.onnx"
+    source.write_bytes(made.SerializeToString())
+    wanted = run(source, feeds, "ORT_DISABLE_ALL")
+    files = calibrated(source, tmp_path, [feeds])
+    changed = rewritten(files, tmp_path / "changed.onnx", **PLACEMENTS[placement])
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        found = run(changed, feeds, level)
+        assert list(found) == list(wanted)
+        for name, array in wanted.items():
+            apart = np.linalg.norm(found[name] - array) / np.linalg.norm(array)
+            assert apart < 0.03, (name, level)
+
+
+def test_a_model_in_16_bits_is_prepared_without_the_casts_of_a_cpu(tmp_path: Path) -> None:
+    feeds = {"x": ROWS["x"].astype(np.float16)}
+    constants = [weight("w", 6, 5, kind=np.float16), weight("c", 5, kind=np.float16)]
+    source = tmp_path / "model.onnx"
+    onnx.save(model([product()], feeds, [value("y", None, HALF)], constants), source)
+    files = calibrated(source, tmp_path, [feeds])
+    prepared = onnx.load(files["prepared"])
+    assert [node.op_type for node in prepared.graph.node] == ["Gemm"]
+    changed = rewritten(files, tmp_path / "changed.onnx", half=True)
+    assert np.array_equal(
+        run(changed, feeds, "ORT_ENABLE_ALL")["y"], run(source, feeds, "ORT_ENABLE_ALL")["y"]
+    )
