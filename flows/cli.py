@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -28,6 +29,7 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 def main() -> None:
     """Entry point: what goes wrong becomes one sentence and an exit code, never a traceback of ours."""
     warnings.showwarning = _warn
+    _mend_streams()
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # typer keeps a Ctrl-C to itself
@@ -35,6 +37,17 @@ def main() -> None:
     except BaseException as error:
         code = _explained(error)
     _leave(int(code or 0))
+
+
+def _mend_streams() -> None:
+    """A stream that the caller closed is as good as one that nobody reads; and what its encoding lacks is
+    written by number."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as the process lasts
+        elif stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _explained(error: BaseException) -> int:
@@ -53,17 +66,25 @@ def _explained(error: BaseException) -> int:
     else:
         _bound_the_end(1)
         raise error
-    if "--json" in sys.argv:
-        print(json.dumps({"error": text} | details, indent=2))
-    elif details:
-        answer(details, as_json=False, table="refusal")
+    try:
+        if "--json" in sys.argv:
+            print(json.dumps({"error": text} | details, indent=2), flush=True)
+        elif details:
+            answer(details, as_json=False, table="refusal")
+    except OSError:
+        pass  # nobody can be told there; _leave sees to the rest
     print(f"routetune: {text}", file=sys.stderr)
     return code
 
 
 def _leave(code: int) -> None:
     """End, within bounds."""
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        print(f"routetune: the answer cannot be written: {error}", file=sys.stderr)
+        code = code or 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries once more at its end
     _bound_the_end(code)
     sys.exit(code)
 

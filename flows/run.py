@@ -83,7 +83,7 @@ def _run(name: str, quiet: bool, *arguments: Any) -> dict[str, Any]:
     """Run the flow `name` of the module of that name."""
     for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
-    _check_server()
+    check_server()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from routetune.flows.server import patiently, run_through
     from routetune.tasks.report.progress import listening
@@ -107,8 +107,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _check_server() -> None:
-    """Ask the server, where one is named: who names one wants to see the run there."""
+def check_server() -> None:
+    """Ask the server, where one is named: who names one wants to see the run there.
+
+    Raises:
+        RoutetuneError: it does not answer, or none is named and Prefect has no place for one of its own.
+    """
     from prefect.settings import PREFECT_API_URL
     from routetune.tasks.doctor import prefect_server
 

@@ -38,7 +38,7 @@ def serve(
 
     Raises:
         BadInput: the schedule is none.
-        RoutetuneError: no Prefect server is named.
+        RoutetuneError: no Prefect server is named, or it does not answer.
     """
     for variable, value in SERVED.items():
         os.environ.setdefault(variable, value)
@@ -46,9 +46,11 @@ def serve(
     from prefect.types.entrypoint import EntrypointType
     from routetune.flows.events import require_server
     from routetune.flows.retune import retune
+    from routetune.flows.run import check_server
 
     schedule = nightly(cron, timezone)
     require_server()
+    check_server()
     parameters = {"targets": [str(target.absolute()) for target in targets], "store": str(store)}
     runner = Runner(name=name, limit=1, pause_on_shutdown=False)
     deployment = runner.add_flow(

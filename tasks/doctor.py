@@ -130,7 +130,7 @@ def prefect_server(url: str | None = None) -> tuple[bool, str]:
     if url is None:
         url = os.environ.get("PREFECT_API_URL", "")
     if not url:
-        return True, "PREFECT_API_URL is not set: each tune starts a server of its own for as long as it runs"
+        return _own_server()
     import httpx
 
     try:
@@ -138,6 +138,21 @@ def prefect_server(url: str | None = None) -> tuple[bool, str]:
     except httpx.HTTPError as error:
         return False, f"{url} does not answer ({error}): start the server, or unset PREFECT_API_URL"
     return True, f"{url} answers"
+
+
+def _own_server() -> tuple[bool, str]:
+    """Whether Prefect has a folder for a server of its own, which else would be waited for in vain."""
+    from routetune.tasks.store.files import make_folder
+
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    try:
+        make_folder(home)
+        with tempfile.TemporaryFile(dir=home) as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+    except (OSError, RuntimeError) as error:  # the latter where there is no home at all
+        return False, f"its folder {home} cannot be written to ({error}): set PREFECT_HOME to one that can"
+    return True, "PREFECT_API_URL is not set: each tune starts a server of its own for as long as it runs"
 
 
 def _load() -> tuple[bool, str]:

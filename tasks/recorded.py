@@ -57,7 +57,7 @@ def recorded(
     what = f"of run {run!r}" if run else f"in this environment ({subject.environment.label})"
     raise BadInput(
         f"target {name!r}: there are no trials {what} in {store.name}; run 'routetune tune "
-        f"{subject.target.path}' first{_elsewhere(subject, store)}"
+        f"{subject.target.path}' first, with --force where that calls it fresh{_elsewhere(subject, store)}"
     )
 
 
@@ -72,5 +72,7 @@ def _candidates(subject: Subject, store: Store) -> list[RunRecord]:
 
 
 def _elsewhere(subject: Subject, store: Store) -> str:
-    others = store.runs.list(subject.target.name)
+    here = digest(dict(subject.environment.fields))
+    runs = store.runs.list(subject.target.name)
+    others = [one for one in runs if digest(one.bound_to["environment"]) != here]
     return f", or name one of another environment with --run, such as {others[-1].id}" if others else ""

@@ -14,6 +14,7 @@ from routetune.tasks import canonical
 from routetune.tasks.canonical import to_float
 from routetune.tasks.engines import cuda
 from routetune.tasks.errors import BadInput, NotHere
+from routetune.tasks.reading import TEXT, read_bounded
 from routetune.tasks.store import Store
 from routetune.tasks.store.digests import Digests
 from routetune.tasks.store.manifests import BadPublication, Publication
@@ -252,10 +253,10 @@ _OURS = re.compile(rb"^(schema|model)\s*=", re.MULTILINE)
 def _may_be_target(path: Path) -> bool:
     """False where the file is TOML and has neither a schema nor a model: then it is some other tool's."""
     try:
-        text = path.read_bytes()
+        text = read_bounded(path, "target file", TEXT)
         if _OURS.search(_TABLE.split(text, maxsplit=1)[0]):
             return True
         data = tomllib.loads(text.decode())
-    except (OSError, ValueError, RecursionError):
+    except (BadInput, OSError, ValueError, RecursionError):
         return True  # `load_target` says what is wrong with it
     return "schema" in data or "model" in data

@@ -50,6 +50,20 @@ def test_files_of_other_tools_are_passed_over(target: Path) -> None:
         find_targets([folder])
 
 
+def test_what_is_no_regular_file_is_refused_and_holds_nothing_up(
+    target: Path, routetune: Any, tmp_path: Path
+) -> None:
+    """A read of a pipe may never end, and one of /dev/zero does not."""
+    os.mkfifo(target.parent / "pipe.toml")
+    (target.parent / "zero.toml").symlink_to("/dev/zero")
+    (target.parent / "large.toml").write_bytes(b"#" * (2 << 20))
+    process = routetune("status", target.parent, "--json", "--store", tmp_path / "store")
+    assert process.returncode == 2, process.stderr
+    rows = {Path(one["path"]).name: one for one in json.loads(process.stdout)["targets"]}
+    refused = {name for name, one in rows.items() if one["state"] == "refused"}
+    assert refused == {"pipe.toml", "zero.toml", "large.toml"} and len(rows) == 4
+
+
 def test_it_needs_neither_prefect_nor_nvml(target: Path, routetune: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     for module in ("prefect", "pynvml", "tensorrt"):

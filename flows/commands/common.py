@@ -54,7 +54,7 @@ def answer(found: dict[str, Any], as_json: bool, table: str) -> None:
     By name, since tables import a library that takes longer to load than most answers take to find.
     """
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print(json.dumps(found, indent=2), flush=True)
         return
     from rich.console import Console
 
@@ -65,4 +65,5 @@ def answer(found: dict[str, Any], as_json: bool, table: str) -> None:
     console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     with console.capture() as text:
         render(found, console)
-    typer.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
+    # Not typer's, which takes another stream where it mistrusts the encoding, and loses bytes of a path.
+    print("\n".join(line.rstrip() for line in text.get().splitlines()), flush=True)

@@ -87,4 +87,4 @@ def export_trials(
     from routetune.tasks.report.exchange import export_trials as log_of
     from routetune.tasks.store import open_store
 
-    typer.echo(log_of(target, open_store(store), run), nl=False)
+    typer.echo(log_of(target, open_store(store, write=False), run), nl=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -33,6 +34,8 @@ def watch(
     if every is not None:
         if once:
             raise BadInput("--once and --every exclude each other: give one of them")
+        if not math.isfinite(every):
+            raise BadInput(f"--every takes seconds, found {every}: give a number, or --once")
         arguments = [*map(str, targets or []), *(["--store", str(store)] if store else [])]
         _keep_watching(arguments + ["--json"] * as_json, every)
     from routetune.flows.watch import watch_once

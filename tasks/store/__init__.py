@@ -101,7 +101,13 @@ def open_store(path: Path | str | None = None, write: bool = True) -> Store:
     """
     root = store_root(path)
     if not write:
-        return _opened(root)
+        try:
+            return _opened(root)
+        except OSError as error:
+            raise BadInput(
+                f"store {root} cannot be read ({error.strerror}): with --store or {VARIABLE} name one that "
+                "can be"
+            ) from error
     store = _made(root)
     _reach(store)
     return store

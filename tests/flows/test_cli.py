@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +42,58 @@ def test_every_mistake_is_one_object_and_one_sentence(
     assert process.stderr.startswith("routetune: ") and "Traceback" not in process.stderr
 
 
-def test_a_server_that_does_not_answer_is_named_before_anything_starts(
-    routetune: Any, tmp_path: Path
-) -> None:
-    process = routetune("tune", DIGITS, "--json", **DEAD)
+@pytest.mark.parametrize("command", ["tune", "serve"])
+def test_a_server_that_does_not_answer_is_named_before_anything_starts(routetune: Any, command: str) -> None:
+    process = routetune(command, DIGITS, "--json", **DEAD)
     assert process.returncode == 1
     assert "does not answer" in json.loads(process.stdout)["error"]
     assert "Traceback" not in process.stderr
+
+
+def test_a_home_that_prefect_cannot_write_to_is_named_before_its_server_is_waited_for(routetune: Any) -> None:
+    nowhere = {"PREFECT_HOME": "/proc/nowhere"}
+    process = routetune("tune", DIGITS, "--json", **nowhere)
+    assert process.returncode == 1
+    assert "/proc/nowhere cannot be written to" in json.loads(process.stdout)["error"]
+    checked = json.loads(routetune("doctor", "--json", **nowhere).stdout)
+    assert "set PREFECT_HOME" in next(c["found"] for c in checked["checks"] if c["name"] == "Prefect API")
+
+
+@pytest.mark.parametrize(
+    ("to", "arguments", "code", "told"),
+    [
+        (">&-", "status {here}", 2, ""),
+        (">&-", "status {here} --json", 2, ""),
+        (">&-", "status {here}/nowhere --json", 2, "does not exist"),
+        ("2>&-", "status {here}/nowhere", 2, ""),
+        (">/dev/full", "status {here}", 1, "No space left on device"),
+        (">/dev/full", "status {here} --json", 1, "No space left on device"),
+        (">/dev/full", "status {here}/nowhere --json", 2, "does not exist"),
+        ("| true", "status {here}", 0, ""),
+    ],
+)
+def test_where_the_answer_cannot_go_the_work_is_still_done_and_told(
+    tmp_path: Path, to: str, arguments: str, code: int, told: str
+) -> None:
+    (tmp_path / "one.toml").write_text("schema = 1\n")
+    words = [sys.executable, "-m", "routetune.flows", *arguments.format(here=tmp_path).split()]
+    process = subprocess.run(["sh", "-c", f"{shlex.join(words)} {to}"], capture_output=True, text=True)
+    assert process.returncode == code, process.stderr
+    assert told in process.stderr and "Traceback" not in process.stderr and "Exception" not in process.stderr
+
+
+@pytest.mark.parametrize("coding", ["latin-1", "ascii", "utf-8"])
+def test_what_an_encoding_lacks_is_written_by_number(routetune: Any, tmp_path: Path, coding: str) -> None:
+    (tmp_path / "\N{GREEK SMALL LETTER EPSILON}.toml").write_text("schema = 1\n")
+    process = routetune("status", tmp_path, PYTHONIOENCODING=coding)
+    assert process.returncode == 2, process.stderr
+    assert ("\N{GREEK SMALL LETTER EPSILON}" if coding == "utf-8" else "\\u03b5") in process.stdout
+
+
+def test_what_only_prints_makes_no_store(routetune: Any, tmp_path: Path) -> None:
+    process = routetune("export-trials", DIGITS, "--store", tmp_path / "nowhere")
+    assert process.returncode == 2 and "no trials" in process.stderr
+    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.slow

@@ -170,6 +170,13 @@ def test_nothing_is_guessed_where_an_engine_or_a_figure_is_missing(target: Path,
     assert current(store).reference == first.reference
 
 
+def test_where_trials_are_lost_the_advice_leads_out_of_it(target: Path, store: Store) -> None:
+    """What is published is fresh then, and a plain tune would do nothing; the run of today has no trials."""
+    shutil.rmtree(store.root / "records")
+    with pytest.raises(BadInput, match=r"first, with --force where that calls it fresh$"):
+        publish(target, store, 0.1)
+
+
 @pytest.mark.slow
 def test_the_command_publishes(
     target: Path, store: Store, routetune: Callable[..., Any], prefect_url: str

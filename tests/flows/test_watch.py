@@ -97,6 +97,7 @@ def test_every_looks_with_fresh_eyes(
 
 def test_what_watch_refuses(tmp_path: Path, routetune: Any) -> None:
     assert "exclude each other" in routetune("watch", "--once", "--every", "5").stderr
+    assert "takes seconds, found inf" in routetune("watch", "--every", "inf").stderr
     assert "holds no target file" in routetune("watch", tmp_path).stderr
     (tmp_path / "a.toml").write_text("schema = 1\n")
     process = routetune("watch", tmp_path)
