@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from routetune.tasks.canonical import number
-from routetune.tasks.errors import RoutetuneError, Terminated
+from routetune.tasks.errors import BadInput, RoutetuneError, Terminated
 from routetune.tasks.retune import TargetsFailed
 
 #: Set before Prefect is imported, and only where the user has not decided otherwise. The ephemeral server
@@ -111,11 +111,17 @@ def check_server() -> None:
     """Ask the server, where one is named: who names one wants to see the run there.
 
     Raises:
+        BadInput: Prefect refuses its own settings.
         RoutetuneError: it does not answer, or none is named and Prefect has no place for one of its own.
     """
-    from prefect.settings import PREFECT_API_URL
     from routetune.tasks.doctor import prefect_server
 
-    answers, found = prefect_server(PREFECT_API_URL.value() or "")
+    try:
+        from prefect.settings import PREFECT_API_URL
+
+        url = PREFECT_API_URL.value() or ""
+    except ValueError as error:
+        raise BadInput(f"Prefect's settings are not valid: {error}") from error
+    answers, found = prefect_server(url)
     if not answers:
         raise RoutetuneError(f"Prefect: {found}")

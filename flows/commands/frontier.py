@@ -39,7 +39,8 @@ def frontier(
     ] = None,
     run: RunOption = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the staircase into this file (.svg, .png or .pdf).")
+        Path | None,
+        typer.Option(dir_okay=False, help="Draw the staircase into this file (.svg, .png or .pdf)."),
     ] = None,
     store: StoreOption = None,
     as_json: Json = False,

@@ -79,7 +79,9 @@ def path(
 @app.command()
 def export(
     target: Served,
-    triton: Annotated[Path, typer.Option("--triton", help="A model repository of Triton to export to.")],
+    triton: Annotated[
+        Path, typer.Option("--triton", file_okay=False, help="A model repository of Triton to export to.")
+    ],
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="Its name there. [default: the target's]")
     ] = None,

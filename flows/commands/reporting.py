@@ -13,7 +13,8 @@ from routetune.flows.commands.common import Json, StoreOption, TargetArgument, a
 def report(
     target: TargetArgument,
     output: Annotated[
-        Path | None, typer.Option(help="The file to write. [default: the target's name with .html]")
+        Path | None,
+        typer.Option(dir_okay=False, help="The file to write. [default: the target's name with .html]"),
     ] = None,
     run: Annotated[
         str | None,

@@ -52,7 +52,9 @@ def metrics(
     store: StoreOption = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="Write here, in one step, for node_exporter's textfile collector."),
+        typer.Option(
+            "--file", dir_okay=False, help="Write here, in one step, for node_exporter's textfile collector."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -305,6 +306,10 @@ def load_target(path: str | Path) -> Target:
             file and, for every wrong field, its dotted name, the value found and what is allowed.
     """
     path = Path(path)
+    try:
+        os.fspath(path.absolute()).encode()  # Prefect and the store keep it as text
+    except UnicodeEncodeError:
+        raise BadInput(f"the path of target file {str(path)!r} is not UTF-8: rename what is not") from None
     try:
         text = read_bounded(path, "target file", TEXT).decode("utf-8")
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -31,6 +32,10 @@ DEAD = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
         (["expand", "-enable_mem_pattern=[on|of]"], 2, "of"),
         (["expand", "-" + "x" * 5000], 2, "xxx"),
         (["expand", "no such file"], 2, "cannot be read"),
+        (["report", DIGITS, "--output", "/tmp"], 2, "'/tmp' is a directory"),
+        (["metrics", DIGITS, "--file", "/tmp"], 2, "'/tmp' is a directory"),
+        (["frontier", DIGITS, "--plot", "/tmp"], 2, "'/tmp' is a directory"),
+        (["export", DIGITS, "--triton", DIGITS], 2, "is a file"),
     ],
 )
 def test_every_mistake_is_one_object_and_one_sentence(
@@ -48,6 +53,22 @@ def test_a_server_that_does_not_answer_is_named_before_anything_starts(routetune
     assert process.returncode == 1
     assert "does not answer" in json.loads(process.stdout)["error"]
     assert "Traceback" not in process.stderr
+
+
+def test_settings_that_prefect_refuses_are_bad_input(routetune: Any) -> None:
+    process = routetune("tune", DIGITS, "--json", PREFECT_LOGGING_LEVEL="bogus")
+    assert process.returncode == 2 and "Traceback" not in process.stderr
+    assert "Prefect's settings are not valid" in json.loads(process.stdout)["error"]
+
+
+@pytest.mark.parametrize("command", ["tune", "status"])
+def test_a_path_that_is_not_utf_8_is_refused_before_a_server_is_started(
+    routetune: Any, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / os.fsdecode(b"y\xfe.toml")
+    path.write_text(Path(DIGITS).read_text())
+    process = routetune(command, path, "--json")
+    assert process.returncode == 2 and "is not UTF-8: rename" in process.stdout, process.stderr
 
 
 def test_a_home_that_prefect_cannot_write_to_is_named_before_its_server_is_waited_for(routetune: Any) -> None:
