@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from routetune.flows.events import require_server
+from routetune.flows.run import check_server
 from routetune.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -44,9 +46,7 @@ def serve(
         os.environ.setdefault(variable, value)
     from prefect.runner import Runner
     from prefect.types.entrypoint import EntrypointType
-    from routetune.flows.events import require_server
     from routetune.flows.retune import retune
-    from routetune.flows.run import check_server
 
     schedule = nightly(cron, timezone)
     require_server()

@@ -63,16 +63,15 @@ def recorded(
 
 def _candidates(subject: Subject, store: Store) -> list[RunRecord]:
     """Runs in today's environment, the latest first; those under way or killed behind all others."""
-    here = digest(dict(subject.environment.fields))
-    runs = [
-        one for one in store.runs.list(subject.target.name) if digest(one.bound_to["environment"]) == here
-    ]
+    runs = [one for one in store.runs.list(subject.target.name) if _is_here(one, subject)]
     runs.reverse()
     return sorted(runs, key=lambda one: one.status not in (FINISHED, FAILED))
 
 
+def _is_here(run: RunRecord, subject: Subject) -> bool:
+    return digest(run.bound_to["environment"]) == digest(dict(subject.environment.fields))
+
+
 def _elsewhere(subject: Subject, store: Store) -> str:
-    here = digest(dict(subject.environment.fields))
-    runs = store.runs.list(subject.target.name)
-    others = [one for one in runs if digest(one.bound_to["environment"]) != here]
+    others = [one for one in store.runs.list(subject.target.name) if not _is_here(one, subject)]
     return f", or name one of another environment with --run, such as {others[-1].id}" if others else ""

@@ -63,13 +63,14 @@ def _refuse_bad(bench: Bench) -> None:
                 f"{where}: output {_named(found['non_finite'])} is not finite on input set {one['name']!r}, "
                 + _cure(bench, one)
             )
-        for kind, found_so in (("constant", "has one single value"), ("empty", "has no elements")):
+        for kind, holds, proves in (
+            ("constant", "one single value", "little"),
+            ("empty", "no elements", "nothing"),
+        ):
             if found[kind] and judged:
-                proves = "little" if kind == "constant" else "nothing"
-                names = _named(found[kind])
                 warnings.warn(
-                    f"{where}: output {names} {found_so} on input set {one['name']!r}: comparing it proves "
-                    f"{proves}",
+                    f"{where}: output {_named(found[kind])} has {holds} on input set {one['name']!r}: "
+                    f"comparing it proves {proves}",
                     stacklevel=2,
                 )
     _refuse_what_says_nothing(bench, where)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.arrays import load_arrays
 from routetune.tasks.engines.base import BuildError
-from routetune.tasks.engines.normal import CPU_CAST, normalise, outputs_by_nodes
+from routetune.tasks.engines.normal import normalise, outputs_by_nodes
 from routetune.tasks.targets.places import CHANNEL_OPSET, FIRST_OPSET, OPERATORS, node_names
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("Relu", "Clip")
 #: The rewrites of ONNX Runtime's that a model goes through before it is quantised.
 _FOLDED = frozenset({"ConstantFolding", "ConvAddFusion", "ConvBNFusion", "ConvMulFusion"})
+#: What ONNX Runtime calls the casts that it computes 16-bit floats with on a CPU, and saves with the model.
+_CPU_CAST = "InsertedPrecisionFreeCast_"
 #: Of the histograms for entropy. The library's 128 are as many as there are integers: no range but one fits.
 _BINS = 2048
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
@@ -81,8 +83,7 @@ def prepare(source: Path, output: Path, per_channel: bool, plugins: Sequence[str
     embed(model, source.parent)
     normalise(model)
     onnx.save(_raised(model, per_channel), output)
-    _fold(output, plugins)
-    model = onnx.load(output)
+    model = _folded(output, plugins)
     outputs_by_nodes(model)
     model = onnx.shape_inference.infer_shapes(model)
     used = {operator.rpartition(":")[0] for operator in count_operators(model)}
@@ -115,8 +116,8 @@ def _raised(model: ModelProto, per_channel: bool) -> ModelProto:
     return raised
 
 
-def _fold(path: Path, plugins: Sequence[str]) -> None:
-    """Let ONNX Runtime fold what Q/DQ would keep apart; the names of the nodes that matter stay.
+def _folded(path: Path, plugins: Sequence[str]) -> ModelProto:
+    """The model, what Q/DQ would keep apart folded by ONNX Runtime; names of the nodes that matter stay.
 
     A model in 16-bit floats stays as it is: on a CPU it would be saved with the casts that compute it.
     """
@@ -124,14 +125,14 @@ def _fold(path: Path, plugins: Sequence[str]) -> None:
     from routetune.tasks.engines.onnxruntime.passes import RULES, TRANSFORMERS
     from routetune.tasks.engines.onnxruntime.session import build_options, open_session
 
-    folded = path.with_suffix(".folded")
-    options = build_options({"-graph_optimization_level": "basic"}, folded, {})
+    written = path.with_suffix(".folded")
+    options = build_options({"-graph_optimization_level": "basic"}, written, {})
     disabled = (TRANSFORMERS.keys() | RULES.keys()) - _FOLDED
     open_session(path, options, "CPUExecutionProvider", plugins=plugins, disabled=disabled)
-    if any(node.name.startswith(CPU_CAST) for node in onnx.load(folded).graph.node):
-        folded.unlink()
-    else:
-        folded.replace(path)
+    folded = onnx.load(written)
+    written.unlink()
+    as_it_is = any(node.name.startswith(_CPU_CAST) for node in folded.graph.node)
+    return onnx.load(path) if as_it_is else folded
 
 
 def _ranges(

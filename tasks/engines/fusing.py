@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from routetune.tasks.engines.base import BuildError
-from routetune.tasks.engines.normal import FREE_CONSTANTS
+from routetune.tasks.engines.normal import FREE_CONSTANTS, keep
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets import fusions
 
@@ -65,8 +65,7 @@ def _shown(model: ModelProto, besides: Collection[str]) -> Iterator[None]:
     inputs, constants = list(model.graph.input), {one.name for one in model.graph.initializer}
     aside = [node for node in model.graph.node if node.name in besides]
     domains = [node.domain for node in aside]
-    del model.graph.input[:]
-    model.graph.input.extend(value for value in inputs if value.name not in constants)
+    keep(model.graph.input, [value for value in inputs if value.name not in constants])
     model.opset_import.add(domain=_ASIDE, version=1)
     for node in aside:
         node.domain = _ASIDE
@@ -76,8 +75,7 @@ def _shown(model: ModelProto, besides: Collection[str]) -> Iterator[None]:
         for node, domain in zip(aside, domains, strict=True):
             _set_domain(node, domain)
         del model.opset_import[-1]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
+        keep(model.graph.input, inputs)
 
 
 def _set_domain(node: NodeProto, domain: str) -> None:
@@ -100,8 +98,6 @@ def _restore(changed: ModelProto, model: ModelProto) -> None:
         changed.opset_import.remove(entry)
     before = {one.name for one in model.graph.initializer}
     left = {one.name for one in changed.graph.initializer}
-    del changed.graph.input[:]
-    changed.graph.input.extend(
-        value for value in model.graph.input if value.name in left or value.name not in before
-    )
+    inputs = [value for value in model.graph.input if value.name in left or value.name not in before]
+    keep(changed.graph.input, inputs)
     changed.ir_version = max(changed.ir_version, FREE_CONSTANTS)

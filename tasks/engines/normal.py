@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.targets.operators import nodes
+from routetune.tasks.targets.places import free_name
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 #: From this version of the format on, constants need not be inputs too; before it, all of them are constants.
 FREE_CONSTANTS = 4
-#: What ONNX Runtime calls the casts that it computes 16-bit floats with on a CPU, and saves with the model.
-CPU_CAST = "InsertedPrecisionFreeCast_"
 
 
 def normalise(model: ModelProto) -> None:
@@ -26,9 +26,7 @@ def normalise(model: ModelProto) -> None:
         entry.domain = _plain(entry.domain)
     if model.ir_version < FREE_CONSTANTS:
         constants = {one.name for one in model.graph.initializer}
-        inputs = [one for one in model.graph.input if one.name not in constants]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
+        keep(model.graph.input, [one for one in model.graph.input if one.name not in constants])
         model.ir_version = FREE_CONSTANTS
     for node in model.graph.node:
         if node.op_type == "Gemm" and len(node.input) == 3:
@@ -42,7 +40,7 @@ def outputs_by_nodes(model: ModelProto) -> None:
     outputs = {one.name for one in model.graph.output}
     for constant in [one for one in model.graph.initializer if one.name in outputs]:
         name = constant.name
-        constant.name = f"{name}_constant"
+        constant.name = free_name(f"{name}_constant", tensors(model))
         for node in nodes(model.graph):
             node.input[:] = [constant.name if read == name else read for read in node.input]
         model.graph.node.append(helper.make_node("Identity", [constant.name], [name], f"{name}_given"))
@@ -55,6 +53,19 @@ def captured(model: ModelProto) -> set[str]:
     return set(+inner)
 
 
+def tensors(model: ModelProto) -> set[str]:
+    """What nodes give, inputs and constants."""
+    made = {name for node in model.graph.node for name in node.output}
+    return made | {value.name for value in (*model.graph.input, *model.graph.initializer)}
+
+
+def keep(field: Any, some: Iterable[Any]) -> None:
+    """Leave only some of a repeated field; to remove one by one compares each with all before it."""
+    kept = list(some)
+    del field[:]
+    field.extend(kept)
+
+
 def _plain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
@@ -64,11 +75,13 @@ def _multiply_bias(model: ModelProto, node: NodeProto) -> None:
     from onnx import numpy_helper
 
     beta = next((one for one in node.attribute if one.name == "beta"), None)
+    if beta is None or beta.f == 1:
+        return
     found = next((one for one in model.graph.initializer if one.name == node.input[2]), None)
-    if beta is None or beta.f == 1 or found is None:
+    if found is None:
         return
     values = numpy_helper.to_array(found)
-    name = f"{node.output[0]}_bias"  # others may read the constant
+    name = free_name(f"{node.output[0]}_bias", tensors(model))  # others may read the constant
     model.graph.initializer.append(numpy_helper.from_array((values * beta.f).astype(values.dtype), name))
     node.input[2] = name
     beta.f = 1.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.calibration import ACTIVATIONS
 from routetune.tasks.engines.fusing import fused
-from routetune.tasks.engines.normal import captured
+from routetune.tasks.engines.normal import captured, keep, tensors
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.operators import nodes as every_node
 from routetune.tasks.targets.places import OPERATORS
@@ -80,7 +80,7 @@ def _rewritten(
     # An output that is an input too would be read as what a node gives, by each of the libraries.
     inputs = {value.name for value in model.graph.input}
     outputs = list(model.graph.output)
-    _keep(model.graph.output, [value for value in outputs if value.name not in inputs])
+    keep(model.graph.output, [value for value in outputs if value.name not in inputs])
     quantised = with_activations(model, placement["nodes"])
     if placement["dynamic"]:
         model = _dynamic(model, quantised, settings, scratch)
@@ -96,7 +96,7 @@ def _rewritten(
         model = _half(model, quantised, as_prepared=not changed)
     ONNXModel(model).topological_sort()  # new nodes were put at the end
     made = {value.name: value for value in model.graph.output}
-    _keep(model.graph.output, [made.get(value.name, value) for value in outputs])
+    keep(model.graph.output, [made.get(value.name, value) for value in outputs])
     return model
 
 
@@ -206,13 +206,13 @@ def _dynamic(model: ModelProto, besides: list[str], settings: Mapping[str, Any],
     )
     changed: ModelProto = onnx.load(scratch)
     scratch.unlink()
-    _set_apart(changed, _tensors(model))
+    _set_apart(changed, tensors(model))
     return changed
 
 
 def _set_apart(model: ModelProto, known: set[str]) -> None:
     """Give what is not known names of its own: Q/DQ makes up the same, "x_scale" and "x_QuantizeLinear"."""
-    names = {name: f"{name}_dynamic" for name in _tensors(model) - known}
+    names = {name: f"{name}_dynamic" for name in tensors(model) - known}
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
@@ -220,11 +220,6 @@ def _set_apart(model: ModelProto, known: set[str]) -> None:
             node.name += "_dynamic"
     for value in (*model.graph.initializer, *model.graph.value_info):
         value.name = names.get(value.name, value.name)
-
-
-def _tensors(model: ModelProto) -> set[str]:
-    made = {name for node in model.graph.node for name in node.output}
-    return made | {value.name for value in (*model.graph.input, *model.graph.initializer)}
 
 
 def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProto:
@@ -238,7 +233,7 @@ def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProt
 
     # A declared type is taken for a tensor that is computed, and cast back for what must have 32 bits.
     constants = {one.name for one in model.graph.initializer}
-    _keep(model.graph.value_info, [one for one in model.graph.value_info if one.name not in constants])
+    keep(model.graph.value_info, [one for one in model.graph.value_info if one.name not in constants])
     changed: ModelProto = float16.convert_float_to_float16(
         model,
         keep_io_types=True,
@@ -257,15 +252,8 @@ def _once(model: ModelProto) -> None:
     nodes = list(model.graph.node)
     first = {tuple(node.output): node for node in reversed(nodes)}
     of_each = [(node, first[tuple(node.output)]) for node in nodes]
-    _keep(model.graph.node, [node for node, one in of_each if node is one or node != one])
-    _keep(model.graph.value_info, {one.name: one for one in model.graph.value_info}.values())
-
-
-def _keep(field: Any, some: Iterable[Any]) -> None:
-    """Leave only some of a repeated field; to remove one by one compares each with all before it."""
-    kept = list(some)
-    del field[:]
-    field.extend(kept)
+    keep(model.graph.node, [node for node, one in of_each if node is one or node != one])
+    keep(model.graph.value_info, {one.name: one for one in model.graph.value_info}.values())
 
 
 def _join(model: ModelProto, kept: set[str]) -> None:

@@ -49,7 +49,7 @@ def node_names(graph: GraphProto) -> list[str]:
     for index, node in enumerate(graph.node):
         name = node.name
         if not name or name in seen:
-            name = _free(f"{name or node.op_type}_{index}", taken | seen)
+            name = free_name(f"{name or node.op_type}_{index}", taken | seen)
         seen.add(name)
         names.append(name)
     return names
@@ -69,7 +69,7 @@ def places_of(model: ModelProto, grouping: str) -> tuple[Place, ...]:
     places: dict[str, Place] = {}
     for number, (key, group) in enumerate(groups.items()):
         named = {"node": group[0], "type": key.replace("all ", "type."), "block": f"block.{number}"}
-        name = _free(f"@{_NOT_PLAIN.sub('_', named[grouping])}", {DYNAMIC, HALF, FUSED, *places})
+        name = free_name(f"@{_NOT_PLAIN.sub('_', named[grouping])}", {DYNAMIC, HALF, FUSED, *places})
         what = key if grouping != "block" else f"the {len(group)} nodes of {key}: {_some(group)}"
         places[name] = Place(name, tuple(group), f"Q/DQ around {what}.")
     return tuple(places.values())
@@ -100,7 +100,7 @@ def _block(name: str) -> str:
     return found[0] if found else name
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
     """The name, or the first that follows it and is free."""
     free, number = name, 2
     while free in taken:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -307,11 +306,10 @@ def load_target(path: str | Path) -> Target:
     """
     path = Path(path)
     try:
-        os.fspath(path.absolute()).encode()  # Prefect and the store keep it as text
+        str(path.absolute()).encode()  # Prefect and the store keep it as text
+        text = read_bounded(path, "target file", TEXT).decode("utf-8")
     except UnicodeEncodeError:
         raise BadInput(f"the path of target file {str(path)!r} is not UTF-8: rename what is not") from None
-    try:
-        text = read_bounded(path, "target file", TEXT).decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"target file {path} does not exist") from None
     except IsADirectoryError:

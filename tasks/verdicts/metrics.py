@@ -166,7 +166,7 @@ def _imported(name: str, folder: str, file: str, digest: str) -> Callable[..., A
             function = getattr(module, attribute)
         except MemoryError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise MetricError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     found = Path(module.__file__ or "").resolve()
     if found != Path(file):

@@ -88,6 +88,7 @@ def test_numbers_of_every_kind_are_losses(own: Callable[..., Any], value: str) -
         ("def los(r, c, labels): pass", "cannot be imported"),
         ("loss = 3", "not a function"),
         ("1/0", "ZeroDivision"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
     ],
 )
 def test_imports_that_fail_are_named(own: Callable[..., Any], body: str, told: str) -> None:
