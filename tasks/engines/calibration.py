@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.arrays import load_arrays
 from routetune.tasks.engines.base import BuildError
-from routetune.tasks.engines.normal import normalise, outputs_by_nodes
+from routetune.tasks.engines.normal import normalise, outputs_by_nodes, raised
 from routetune.tasks.targets.places import CHANNEL_OPSET, FIRST_OPSET, OPERATORS, node_names
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def prepare(source: Path, output: Path, per_channel: bool, plugins: Sequence[str
         node.name = name
     embed(model, source.parent)
     normalise(model)
-    onnx.save(_raised(model, per_channel), output)
+    onnx.save(raised(model, CHANNEL_OPSET if per_channel else FIRST_OPSET), output)
     model = _folded(output, plugins)
     outputs_by_nodes(model)
     model = onnx.shape_inference.infer_shapes(model)
@@ -97,23 +97,6 @@ def prepare(source: Path, output: Path, per_channel: bool, plugins: Sequence[str
 def file_digest(path: str | Path) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _raised(model: ModelProto, per_channel: bool) -> ModelProto:
-    """The model in an opset that has what Q/DQ needs; as it is, where it is in one."""
-    from onnx import version_converter
-
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
-    if opset >= (CHANNEL_OPSET if per_channel else FIRST_OPSET):
-        return model
-    try:
-        raised: ModelProto = version_converter.convert_version(model, CHANNEL_OPSET)
-    except Exception as error:
-        raise BuildError(
-            f"the model is of opset {opset} and cannot be converted to {CHANNEL_OPSET}, which Q/DQ needs: "
-            f"{error}; export it for opset {CHANNEL_OPSET} or above"
-        ) from error
-    return raised
 
 
 def _folded(path: Path, plugins: Sequence[str]) -> ModelProto:

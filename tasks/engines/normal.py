@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from routetune.tasks.engines.base import BuildError
 from routetune.tasks.targets.operators import nodes
-from routetune.tasks.targets.places import free_name
+from routetune.tasks.targets.places import CHANNEL_OPSET, free_name
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 #: From this version of the format on, constants need not be inputs too; before it, all of them are constants.
 FREE_CONSTANTS = 4
+#: TensorProto.FLOAT16, without importing onnx.
+_HALF = 10
 
 
 def normalise(model: ModelProto) -> None:
@@ -31,6 +34,27 @@ def normalise(model: ModelProto) -> None:
     for node in model.graph.node:
         if node.op_type == "Gemm" and len(node.input) == 3:
             _multiply_bias(model, node)
+
+
+def raised(model: ModelProto, least: int) -> ModelProto:
+    """The model in an opset that has what Q/DQ needs, `least` or above; as it is, where it is in one.
+
+    Raises BuildError where the library cannot convert it.
+    """
+    from onnx import version_converter
+
+    opset = next((entry.version for entry in model.opset_import if not _plain(entry.domain)), 0)
+    if opset >= least:
+        return model
+    wanted = max(least, CHANNEL_OPSET)
+    try:
+        converted: ModelProto = version_converter.convert_version(model, wanted)
+    except Exception as error:
+        raise BuildError(
+            f"the model is of opset {opset} and cannot be converted to {wanted}, which Q/DQ needs: "
+            f"{error}; export it for opset {wanted} or above"
+        ) from error
+    return converted
 
 
 def outputs_by_nodes(model: ModelProto) -> None:
@@ -57,6 +81,14 @@ def tensors(model: ModelProto) -> set[str]:
     """What nodes give, inputs and constants."""
     made = {name for node in model.graph.node for name in node.output}
     return made | {value.name for value in (*model.graph.input, *model.graph.initializer)}
+
+
+def halves(model: ModelProto) -> set[str]:
+    """Tensors of 16-bit floats, of those whose types are known."""
+    graph = model.graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    found = {one.name for one in values if one.type.tensor_type.elem_type == _HALF}
+    return found | {one.name for one in graph.initializer if one.data_type == _HALF}
 
 
 def keep(field: Any, some: Iterable[Any]) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.calibration import ACTIVATIONS
 from routetune.tasks.engines.fusing import fused
-from routetune.tasks.engines.normal import captured, keep, tensors
+from routetune.tasks.engines.normal import captured, halves, keep, raised, tensors
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.operators import nodes as every_node
-from routetune.tasks.targets.places import OPERATORS
+from routetune.tasks.targets.places import HALF_OPSET, OPERATORS
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -144,7 +144,12 @@ def _static(
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-    ends = {name: tuple(np.float32(end) for end in pair) for name, pair in ranges.items()}
+    half = halves(model)
+    if half:
+        model = raised(model, HALF_OPSET)
+    # The library takes a scale's type from that of the ends, and a scale has the type of its tensor.
+    kinds = dict.fromkeys(half, np.float16)
+    ends = {name: tuple(kinds.get(name, np.float32)(end) for end in pair) for name, pair in ranges.items()}
     quantizer = QDQQuantizer(
         model,
         settings["per_channel"],
@@ -186,11 +191,12 @@ def _dynamic(model: ModelProto, besides: list[str], settings: Mapping[str, Any],
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
-    chosen = [
-        node.name
-        for node in model.graph.node
-        if node.op_type in ("MatMul", "Gemm") and node.name not in besides
-    ]
+    left_out = halves(model)  # what scales while running takes 32-bit floats alone
+    if settings["per_channel"]:  # the library has a scale for each column of a matrix, and for nothing else
+        left_out |= {one.name for one in model.graph.initializer if len(one.dims) != 2}
+    products = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    free = [node for node in products if not left_out & set(node.input[:2])]
+    chosen = [node.name for node in free if node.name not in besides]
     if not chosen:  # to the library no names are all names
         return model
     # Every Gemm is made a MatMul and an Add before, and only then looked for.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 #: The operators in whose arithmetic there is something to gain.
 OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-#: The first opset with QuantizeLinear, and the first in which it takes a scale for each channel.
-FIRST_OPSET, CHANNEL_OPSET = 10, 13
+#: The first opset with QuantizeLinear, with a scale for each channel, and with 16-bit floats.
+FIRST_OPSET, CHANNEL_OPSET, HALF_OPSET = 10, 13, 19
 #: Names that are no node's: the whole model at once.
 DYNAMIC, HALF, FUSED = "@dynamic", "@fp16", "@fused"
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from routetune.tasks.targets.quantization import Quantization
 
 from tests.engines.rewriting import Arrays, calibrated, rewritten
 from tests.engines.test_qdq import run
@@ -70,6 +71,19 @@ def clipped(low: float, high: float) -> onnx.ModelProto:
     return model([CONVOLUTION, clip], IMAGE, [value("y", None)], [CONV, *ends])
 
 
+def halves(opset: int) -> tuple[onnx.ModelProto, Arrays]:
+    """A convolution and a product in 16-bit floats, which Q/DQ takes from opset 19 on."""
+    feeds = {"x": IMAGE["x"].astype(np.float16)}
+    nodes = [
+        *(CONVOLUTION, RELU, helper.make_node("Flatten", ["r"], ["f"], "flat")),
+        helper.make_node("Gemm", ["f", "v", "c"], ["y"], "dense"),
+    ]
+    shapes = {"w": (4, 3, 3, 3), "v": (144, 5), "c": (5,)}
+    constants = [weight(name, *shape, kind=np.float16) for name, shape in shapes.items()]
+    opsets = [helper.make_opsetid("", opset)]
+    return model(nodes, feeds, [value("y", None, HALF)], constants, opsets=opsets), feeds
+
+
 Z, Y = value("z", None), value("y", None)
 ONNX = helper.make_opsetid("ai.onnx", 17)
 NAMED = helper.make_node("Gemm", ["x", "w"], ["y"], "place", domain="ai.onnx")
@@ -111,6 +125,8 @@ CASES: dict[str, tuple[onnx.ModelProto, Arrays]] = {
     "constants are inputs": (model([product()], ROWS, [Y], PRODUCT, ir=3), ROWS),
     "an input left out by an empty name": (model([OMITTED], ROWS, [Y], PRODUCT[:1]), ROWS),
     "the domain spelt out": (model([NAMED], ROWS, [Y], PRODUCT[:1], opsets=[ONNX]), ROWS),
+    "16-bit floats of an opset whose Q/DQ takes none": halves(13),
+    "16-bit floats of an opset whose Q/DQ takes them": halves(19),
     "an output is an input": (model([product()], ROWS, [value("x", (3, 6)), Y], PRODUCT), ROWS),
     "an output is a constant": (model([product()], ROWS, [Y, value("c", (5,))], PRODUCT), ROWS),
     "an output is the weight": (model([product()], ROWS, [value("w", (6, 5)), Y], PRODUCT), ROWS),
@@ -150,3 +166,24 @@ def test_a_model_in_16_bits_is_prepared_without_the_casts_of_a_cpu(tmp_path: Pat
     assert [node.op_type for node in prepared.graph.node] == ["Gemm"]
     changed = rewritten(files, tmp_path / "changed.onnx", half=True)
     assert np.array_equal(run(changed, feeds), run(source, feeds))
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 6, 5)])
+def test_with_a_scale_for_each_channel_only_matrices_are_scaled_while_running(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The library's scales fit the columns of a matrix, and no runtime takes them for anything else."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], "matrix"),
+        helper.make_node("MatMul", ["x", "v"], ["z"], "other"),
+    ]
+    source = tmp_path / "model.onnx"
+    onnx.save(model(nodes, ROWS, [Y, Z], [weight("w", 6, 5), weight("v", *shape)]), source)
+    files = calibrated(source, tmp_path, [ROWS], per_channel=True)
+    settings = Quantization(per_channel=True).settings("onnxruntime")
+    changed = rewritten(files, tmp_path / "changed.onnx", settings=settings, dynamic=True)
+    kinds = [node.op_type for node in onnx.load(changed).graph.node]
+    assert kinds.count("MatMulInteger") == kinds.count("MatMul") == 1
+    (scaled, left), (wanted, same) = run(changed, ROWS), run(source, ROWS)
+    assert np.linalg.norm(scaled - wanted) / np.linalg.norm(wanted) < 0.03
+    assert np.array_equal(left, same)
