@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from routetune.tasks.bench import Bench
+from routetune.tasks.build import kept_engine
 from routetune.tasks.doubts import problem_with_fresh_inputs
 from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import NoEligibleRoute, RoutetuneError
@@ -47,6 +48,26 @@ class Selection:
     kept: Publication | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A duel.
+
+    Attributes:
+        loads: as in `Selection`.
+        fought: who took part, by their routes' strings.
+        left_out: finalists that could not run beside so many others.
+    """
+
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    fought: Mapping[str, Trial] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
+
+    def covers(self, contenders: list[Trial]) -> bool:
+        """Whether it can decide among them: nobody else could have taken part, and somebody did."""
+        names = {str(trial.route) for trial in contenders}
+        return not names or bool(names & self.fought.keys() and names <= self.fought.keys() | self.left_out)
+
+
 @stage("select winner", of="trial")
 def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
     """Choose among the trials of the run.
@@ -56,16 +77,19 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
     """
     progress.tell(progress.Snapshot("duel of the finalists", done=len(trials)))
     control = _control(bench, trials)
-    contenders = contenders_of(bench, control, trials)
     dropped: dict[str, str] = {}
-    loads = _duel(bench, control, contenders, dropped)
+    contest = Contest()
     while True:
-        left = [trial for trial in contenders if str(trial.route) not in dropped]
-        decision = _decide(bench, control, left, loads)
+        left = contenders_of(bench, control, [one for one in trials if str(one.route) not in dropped])
+        if not contest.covers(left):  # at first, and where one that was dropped makes room for others
+            contest = _duel(bench, control, left, dropped)
+            continue
+        left = [contest.fought[name] for trial in left if (name := str(trial.route)) in contest.fought]
+        decision = _decide(bench, control, left, contest, dropped)
         winner = next((t for t in left if str(t.route) == decision.winner), control)
         problem = _recheck(bench, winner)
         if problem is None:
-            return Selection(winner, _remarked(decision, loads), loads, dropped)
+            return Selection(winner, _remarked(decision, contest.loads), contest.loads, dropped)
         if winner is control:
             raise RoutetuneError(f"the control's engine no longer passes its own check: {problem}; run again")
         dropped[str(winner.route)] = problem
@@ -86,8 +110,8 @@ def contenders_of(bench: Bench, control: Trial, trials: list[Trial]) -> list[Tri
     """The finalists; beside an eligible default only those that may still clear the gain asked for."""
     timing = bench.subject.target.timing
     at_least = 1 + timing.min_gain if _default_eligible(control) else 0.0
-    found = finalists(trials, timing.finalists, at_least)
-    return [trial for trial in found if trial.route != control.route]
+    found = finalists(trials, timing.finalists + _stands_in(control), at_least)
+    return [trial for trial in found if trial.route != control.route][: timing.finalists]
 
 
 def _remarked(decision: Decision, loads: list[dict[str, Any]]) -> Decision:
@@ -104,21 +128,32 @@ def _common_reasons(trials: list[Trial]) -> str:
     return "; ".join(f"{count}x {reason}" for reason, count in worst)
 
 
-def _decide(bench: Bench, control: Trial, left: list[Trial], loads: list[dict[str, Any]]) -> Decision:
+def _decide(
+    bench: Bench, control: Trial, left: list[Trial], contest: Contest, dropped: Mapping[str, str]
+) -> Decision:
     timing = bench.subject.target.timing
     duels = [
-        DuelResult(str(trial.route), len(trial.route), log_ratios(loads, str(trial.route), CONTROL))
+        DuelResult(str(trial.route), len(trial.route), log_ratios(contest.loads, str(trial.route), CONTROL))
         for trial in left
     ]
     if _stands_in(control):
-        count = sum(not load["dropped"] for load in loads)
+        count = sum(not load["dropped"] for load in contest.loads)
         duels.append(DuelResult(str(control.route), len(control.route), [0.0] * max(count, 1)))
-    return decide(
+    if not duels and not _default_eligible(control):
+        reasons = "; ".join(f"{route}: {reason}" for route, reason in dropped.items())
+        raise NoEligibleRoute(
+            f"target {bench.subject.target.name!r}: every route that could have won was dropped ({reasons}), "
+            "and the default route is not eligible",
+            {"target": bench.subject.target.name, "dropped": dict(dropped)},
+        )
+    found = decide(
         duels,
         min_gain=timing.min_gain,
         confidence=timing.confidence,
         default_eligible=_default_eligible(control),
     )
+    why = f"not in the duel: no more than {len(contest.fought)} finalists ran beside each other"
+    return replace(found, explanations=found.explanations | dict.fromkeys(sorted(contest.left_out), why))
 
 
 def _default_eligible(control: Trial) -> bool:
@@ -130,22 +165,38 @@ def _stands_in(control: Trial) -> bool:
     return control.eligible and not control.route.is_default
 
 
-def _duel(
-    bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[str, str]
-) -> list[dict[str, Any]]:
-    """The loads of the duel; a finalist that fails in it is dropped, and the others start over."""
-    timing = bench.subject.target.timing
-    while left := [trial for trial in contenders if str(trial.route) not in dropped]:
+def _duel(bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[str, str]) -> Contest:
+    """The duel of as many contenders, best first, as run beside each other.
+
+    One that fails alone, too, is dropped; then there is no contest, as others may have come within reach.
+    """
+    timing, before = bench.subject.target.timing, len(dropped)
+    left = [whole for trial in contenders if (whole := _whole(bench, trial, dropped))]
+    while left and len(dropped) == before:
         rivals = len(left) + _stands_in(control)
         count = max(timing.loads, loads_needed(rivals, timing.confidence, SPARE))
         try:
-            return duel(bench, _named(control, left), count)
+            loads = duel(bench, _named(control, left), count)
         except StepFailed as failed:
-            if not _drop_failing(bench, control, left, dropped):
-                raise NoEligibleRoute(
-                    f"the duel failed though each finalist runs alone: {failed}"
-                ) from failed
-    return []
+            if not _drop_failing(bench, control, left, dropped) and len(left) == 1:
+                dropped[str(left[0].route)] = f"in the duel, though it ran once: {failed.reason}"
+            left = left[: len(left) // 2]
+        else:
+            fought = {str(trial.route): trial for trial in left}
+            return Contest(loads, fought, frozenset(str(trial.route) for trial in contenders) - fought.keys())
+    return Contest()
+
+
+def _whole(bench: Bench, trial: Trial, dropped: dict[str, str]) -> Trial | None:
+    """The trial with all of its engine, which one of the records lacks; it is dropped where that is gone."""
+    assert trial.engine is not None
+    if "options" in trial.engine:
+        return trial
+    engine = kept_engine(bench, trial.route)
+    if engine is None or engine["digest"] != trial.engine["digest"]:
+        dropped[str(trial.route)] = "its engine is gone from the store"
+        return None
+    return replace(trial, engine=engine)
 
 
 def duel(bench: Bench, duellists: Mapping[str, Trial], count: int) -> list[dict[str, Any]]:
@@ -182,7 +233,9 @@ def _load(bench: Bench, duellists: Mapping[str, Trial], number: int) -> dict[str
         "load": number,
         "duelling": {"seconds": timing.seconds, "streams": timing.streams},
     }
-    load: Mapping[str, Any] = bench.step(STEP, order, measuring=PATIENCE * timing.seconds)
+    # A trial's limit is for two engines side by side.
+    more = (len(engines) / 2 - 1) * bench.subject.target.budget.trial_seconds
+    load: Mapping[str, Any] = bench.step(STEP, order, measuring=PATIENCE * timing.seconds + max(more, 0.0))
     return {**load, "on": bench.fleet.did}
 
 

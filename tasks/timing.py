@@ -147,7 +147,7 @@ def _key(bench: Bench, engines: dict[str, dict[str, Any]], first: str) -> dict[s
         code_digest("routetune.tasks.verdicts.steps"),
         first=first,
         inputs=bench.timing_inputs,
-        settings=round_settings(bench),
+        settings=round_settings(bench) | {"cuda_graph": bench.subject.target.timing.cuda_graph},
         **{role: [engine["digest"], engine["options"]] for role, engine in engines.items()},
     )
 

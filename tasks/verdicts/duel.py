@@ -15,8 +15,16 @@ from typing import Any
 
 from routetune.tasks.verdicts.conditions import CoreWatch, Watch, disturbance
 from routetune.tasks.verdicts.figures import fitness, log_median, percentiles
-from routetune.tasks.verdicts.rounds import no_collection
-from routetune.tasks.verdicts.samplers import Call, Clock, Sampler, Turns, as_sampler, checked_nanoseconds
+from routetune.tasks.verdicts.rounds import PATIENCE, no_collection
+from routetune.tasks.verdicts.samplers import (
+    LONG_SECONDS,
+    Call,
+    Clock,
+    Sampler,
+    Turns,
+    as_sampler,
+    checked_nanoseconds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,8 @@ class DuelSettings:
     """How one load of a duel is timed.
 
     Attributes:
-        seconds: the time for all engines of the load together, warm-up left aside.
+        seconds: the time for all engines of the load together, warm-up left aside; up to `PATIENCE` times as
+            much where calls are too long for that.
         chunk_seconds: calls of one engine in a row last about this long; shorter ones measure the switch.
         turns: times that each engine gets its turn at the most; even, so that the order can be reversed half
             the time. Fewer where switches would take more than half of the time; two if they fit into it at
@@ -148,16 +157,31 @@ def order_of(names: Sequence[str], load: int) -> list[str]:
 def _plan(
     samplers: Mapping[str, Sampler], settings: DuelSettings, turns: Turns
 ) -> tuple[int, dict[str, int]]:
-    """How many turns each engine gets, and how many calls make its chunk; warms all of them up."""
+    """How many turns each engine gets, and how many calls make its chunk; warms all of them up.
+
+    Calls that are long beside the time for them get fewer turns, in the end one of one call: however slow the
+    engines, a load ends.
+    """
     each = {}
     for name, sampler in samplers.items():
-        each[name] = min(sampler.sample(5))
+        each[name] = _least(sampler)
         turns.learn(sampler, each[name])
     turns.switch(next(iter(samplers.values())))
     waiting = turns.resting * len(samplers)  # of one turn of each
     fit = settings.seconds / 2 / waiting if waiting else settings.turns
+    pairs = PATIENCE * settings.seconds * 1e9 / (2 * sum(each.values()))  # turns of two calls
     # One turn cancels no drift within the load; the loads, whose order turns round, still do.
-    times = 1 if 2 * waiting > settings.seconds else int(min(max(2 * (fit // 2), 2), settings.turns))
+    one = 2 * waiting > settings.seconds or pairs < 2
+    times = 1 if one else int(min(max(2 * (min(fit, pairs) // 2), 2), settings.turns))
     chunk = max(settings.chunk_seconds, turns.resting / 4)
     seconds = min(chunk, settings.seconds / (times * len(samplers)))
-    return times, {name: max(2, round(seconds * 1e9 / ns)) for name, ns in each.items()}
+    least = 2 if pairs >= 1 else 1
+    return times, {name: max(least, round(seconds * 1e9 / ns)) for name, ns in each.items()}
+
+
+def _least(sampler: Sampler) -> int:
+    """The shortest of a few calls, in nanoseconds; of two where calls are long, since the first is slow."""
+    found = sampler.sample(1)
+    while len(found) < 2 or (len(found) < 5 and min(found) < LONG_SECONDS * 1e9):
+        found = [*found, *sampler.sample(1)]
+    return min(found)

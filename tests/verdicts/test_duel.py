@@ -20,7 +20,7 @@ from routetune.tasks.verdicts.duel import (
     order_of,
     quietest,
 )
-from routetune.tasks.verdicts.rounds import BadClock
+from routetune.tasks.verdicts.rounds import PATIENCE, BadClock
 
 MS = 1_000_000
 CONTROL = "(control)"
@@ -145,3 +145,16 @@ def test_f41_a_time_that_cannot_be_one_is_refused(duration: float) -> None:
     load["samples"]["-a=1"][2] = duration
     with pytest.raises(BadClock):
         log_ratios([load], "-a=1", CONTROL)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0, 9.0])
+@pytest.mark.parametrize("engines", [2, 6])
+def test_however_slow_the_engines_a_load_ends(engines: int, seconds: float) -> None:
+    """The time for a load is for all of its engines: of long calls there are fewer, at least one."""
+    machine, settings = Machine(), DuelSettings()
+    calls = {str(number): machine.call(str(number), seconds * 1e9) for number in range(engines)}
+    load = duel_load(calls, settings, machine.clock, machine)
+    assert all(load.samples.values())
+    counted = sum(map(len, load.samples.values())) * seconds
+    assert counted <= max(PATIENCE * settings.seconds, engines * seconds)
+    assert machine.now / 1e9 <= counted + 6 * engines * seconds, "and what comes before does not last longer"
