@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from routetune.tasks.engines.fleet import Fleet
 from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import EnvironmentBroken, RoutetuneError
 from routetune.tasks.routes.knob import KnobDatabase
+from routetune.tasks.routes.space import RouteSpace, open_space
 from routetune.tasks.store import Store
 from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
@@ -74,6 +76,7 @@ class Bench:
         trials: every trial of the run, by route id, in the order they were asked for.
         refresh: answer nothing that was in the store before this run.
         met: the generation that the winner has met, 0 for none.
+        limited: whether the budget of seconds ends the run; it is for a search.
         asked: the keys that the stage at work has asked for, each with whether the store had it.
     """
 
@@ -92,6 +95,7 @@ class Bench:
     engines: dict[str, Trial] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)
     met: int = 0
+    limited: bool = True
     asked: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _deaths: list[dict[str, Any]] = field(default_factory=list)
@@ -105,7 +109,7 @@ class Bench:
             code=code,
             environment=self.subject.environment.fields,
             backend=self._backend_key,
-            device=self.subject.device,
+            device=self.subject.device.partition(":")[0],  # its number is of this host, and of nothing made
             engine_settings=self.subject.bound_to["target"]["engine"],
             **parts,
         )
@@ -236,13 +240,28 @@ class Bench:
     @property
     def time_is_up(self) -> bool:
         """Whether the target's budget of seconds is spent."""
-        return time.monotonic() - self.started > self.subject.target.budget.seconds
+        return self.limited and time.monotonic() - self.started > self.subject.target.budget.seconds
+
+    @cached_property
+    def space(self) -> RouteSpace:
+        """The routes that the target asks for.
+
+        Raises:
+            BadInput: an expression or an exclude rule is refused; the message says which token and why.
+        """
+        search = self.subject.target.search
+        return open_space(search.routes, self.database, search.exclude)
+
+    def may_win(self, trial: Trial) -> bool:
+        """Whether a trial is eligible, and its route one that the target permits: the default route, which is
+        tried in any case, may be none."""
+        return trial.eligible and (not trial.route.is_default or self.space.permits({}))
 
     @property
     def best_speed(self) -> float | None:
-        """Speed of the fastest eligible trial so far, or None before there is one."""
+        """Speed of the fastest trial so far that may win, or None before there is one."""
         # A copy, since other devices may be adding to it.
-        return max((t.speed for t in list(self.trials.values()) if t.eligible and t.speed), default=None)
+        return max((t.speed for t in list(self.trials.values()) if self.may_win(t) and t.speed), default=None)
 
     def engine_path(self, engine: dict[str, Any]) -> str:
         """Where an engine's bytes are; whoever loads them verifies them."""

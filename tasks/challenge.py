@@ -15,7 +15,7 @@ from routetune.tasks.routes.tuning_log import parse_tokens
 from routetune.tasks.select import CONTROL, SPARE, Selection, duel
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication, check_engine
-from routetune.tasks.targets.changes import compare
+from routetune.tasks.targets.changes import Change, compare
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import log_ratios
 from routetune.tasks.verdicts.intervals import estimate
@@ -75,14 +75,15 @@ def kept_because(selection: Selection) -> str:
 def trial_of(bench: Bench, manifest: dict[str, Any]) -> Trial:
     """The engine of a publication as a trial that nothing is known of; its bytes are in the store afterwards.
 
-    One of this run with the same bytes and options is taken as it is.
+    One of this run with the same bytes and options is taken as it is, under the name that was published.
     """
     engine = {name: manifest["engine"][name] for name in ("digest", "size")}
     engine |= {name: manifest[name] for name in ("identity", "options")}
+    route = Route(tuple(parse_tokens(manifest["route"]).items()))
     for trial in bench.trials.values():
         if trial.alias_of is None and trial.engine == engine:
-            return trial
-    return Trial(Route(tuple(parse_tokens(manifest["route"]).items())), engine=engine)
+            return replace(trial, route=route)
+    return Trial(route, engine=engine)
 
 
 def _standing(bench: Bench) -> Publication | None:
@@ -92,8 +93,10 @@ def _standing(bench: Bench) -> Publication | None:
         store.publications.refresh(subject.target.name, at_once=True)
         current = store.publications.current(subject.target.name, subject.key)
         bench.met = 0 if current is None else current.reference.generation
-        if current is None or any(c.cost != "search" for c in _changes(bench, current)):
+        if current is None or not all(_may_move(change) for change in _changes(bench, current)):
             return None
+        if not bench.space.permits(dict(parse_tokens(current.manifest["route"]))):
+            return None  # the search moved so that its route is forbidden
         check_engine(store.root, current.engine, current.reference.engine)
     except RoutetuneError:  # damaged: then there is nothing to keep
         return None
@@ -101,8 +104,13 @@ def _standing(bench: Bench) -> Publication | None:
     return current
 
 
-def _changes(bench: Bench, publication: Publication) -> list[Any]:
+def _changes(bench: Bench, publication: Publication) -> list[Change]:
     return compare(publication.manifest["bound_to"], bench.subject.bound_to)
+
+
+def _may_move(change: Change) -> bool:
+    """Whether a better engine stays beside a change: it is of what is tried, and not of what is good."""
+    return change.cost == "search" or change.field.startswith("target.budget.")
 
 
 def _is_same(one: Trial, other: Trial) -> bool:

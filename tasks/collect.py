@@ -20,7 +20,7 @@ from routetune.tasks.targets.schema import Timing
 
 #: The user's own pins: one digest or target name a line.
 PINS = "pins"
-_COLUMNS = ("route", "alias_of", "engine", "loss", "speed", "low", "high", "abandoned")
+_COLUMNS = ("route", "alias_of", "engine", "loss", "speed", "low", "high")
 #: Runs of one target that differ in these are of different machines, each of which has a latest run.
 _PLACE = ("backend", "device", "gpu.name", "cpu.model")
 _DAY = 86_400.0
@@ -157,7 +157,7 @@ def frontier_engines(rows: Rows, within: int) -> list[str]:
     of them. So a route is one of them at some ε if it is at its own loss, where fewest are beside it.
 
     Args:
-        rows: records of one run, with at least the columns route, alias_of, engine, loss, speed, abandoned.
+        rows: records of one run, with at least the columns route, alias_of, engine, loss, speed.
         within: how many finalists there are.
     """
     able = [row for row in rows if _may_win(row)]
@@ -175,7 +175,8 @@ def frontier_engines(rows: Rows, within: int) -> list[str]:
 
 
 def _may_win(row: Mapping[str, Any]) -> bool:
-    measured = row["speed"] is not None and row["alias_of"] is None and not row["abandoned"]
+    # One that was given up, too: where the one that it was hopeless beside drops out, it may be the fastest.
+    measured = row["speed"] is not None and row["alias_of"] is None
     # The default route is the control, and pinned as that; a loss that is not a number is equal to none.
     return bool(measured and row["engine"] and row["route"] and row["loss"] == row["loss"] is not None)
 

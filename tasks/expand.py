@@ -16,7 +16,7 @@ from routetune.tasks.report import progress
 from routetune.tasks.report.explanation import explained
 from routetune.tasks.rewrite import source_of
 from routetune.tasks.routes.route import Route
-from routetune.tasks.routes.space import RouteSpace, open_space
+from routetune.tasks.routes.space import RouteSpace
 from routetune.tasks.search import open_search
 from routetune.tasks.search.base import Strategy
 from routetune.tasks.search.recorded import Recorded
@@ -53,6 +53,7 @@ class Campaign:
         self.space = space
         self.priors = priors
         self._only = recorded
+        bench.limited = recorded is None  # to judge again what was tried takes no search
         self._first = [prior.route for prior in priors.priors]
         self._idle: Idle = {}
         self._opened: Strategy | None = None
@@ -89,7 +90,7 @@ class Campaign:
         """The next routes to try, or none when the search or the budget is at its end."""
         self._tell_progress("searching")
         budget = self.bench.subject.target.budget
-        left = budget.trials - len(self.bench.trials)
+        left = budget.trials - len(self.bench.trials) if self.bench.limited else MAX_BATCH
         if left <= 0:
             self.ended = f"the budget of {budget.trials} trials is spent"
         elif self.bench.time_is_up:
@@ -109,11 +110,14 @@ class Campaign:
     def tell(self, trials: list[Trial]) -> None:
         """Record what became of the routes asked for."""
         bench, target = self.bench, self.bench.subject.target
-        new = [trial for trial in trials if trial.route.id not in self._recorded]
+        worked = [[s for step, s in t.seconds.items() if step not in t.cached] for t in trials]
+        anew = {trial.route.id for trial, seconds in zip(trials, worked, strict=True) if seconds}
+        anew |= {trial.route.id for trial in trials if trial.alias_of in anew}
+        # A run that is gone on with may have recorded it before, and has done some of it again since.
+        new = [trial for trial in trials if trial.route.id in anew or trial.route.id not in self._recorded]
         if new:
             bench.store.records.append([row(bench.run.id, target.name, bench.subject.key, t) for t in new])
             self._recorded.update(trial.route.id for trial in new)
-        worked = [[s for step, s in t.seconds.items() if step not in t.cached] for t in trials]
         self._all_cached = not any(worked)
         self._timed += [sum(s) for t, s in zip(trials, worked, strict=True) if s and t.timing is not None]
         # Recorded, so that the raw samples are in the store: nothing later needs more than their figures.
@@ -177,7 +181,7 @@ def open_campaign(bench: Bench, recorded: Sequence[Route] | None = None) -> Camp
         BadInput: an expression or an exclude rule is refused; the message says which token and why.
     """
     subject = bench.subject
-    space = open_space(subject.target.search.routes, bench.database, subject.target.search.exclude)
+    space = bench.space
     bench.store.traits.put(subject.model.digest, traits_of(subject.model))
     if recorded is not None:
         return Campaign(bench, space, Found((), ()), recorded)

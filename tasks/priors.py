@@ -20,7 +20,7 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.routes.route import Route, spell
 from routetune.tasks.routes.space import RouteSpace
 from routetune.tasks.store import Store
-from routetune.tasks.store.runs import RunRecord
+from routetune.tasks.store.runs import FINISHED, RunRecord
 from routetune.tasks.subject import Subject
 from routetune.tasks.targets.environment import Environment
 from routetune.tasks.targets.likeness import Likeness, likeness, traits_of
@@ -190,11 +190,15 @@ def _of_like_runs(store: Store, scale: _Scale, without: str) -> list[_Candidate]
 def _like_runs(store: Store, scale: _Scale, without: str) -> list[tuple[RunRecord, Likeness]]:
     """The runs worth reading, the most alike first, of equals the newest."""
     ranked = []
-    per_target: Counter[tuple[str, str]] = Counter()
+    per_target: Counter[tuple[str, str, bool]] = Counter()
     for record in reversed(store.runs.list()):
-        if record.id == without or (alike := scale(record.bound_to)).total < MIN_LIKENESS:
+        if record.id == without or "purpose" in record.bound_to:
             continue
-        group = record.target, Environment(record.bound_to["environment"]).key
+        if (alike := scale(record.bound_to)).total < MIN_LIKENESS:
+            continue
+        # Those that came to no end may have nothing to say, and must not hide one that has.
+        ended = record.status == FINISHED
+        group = record.target, Environment(record.bound_to["environment"]).key, ended
         per_target[group] += 1
         if per_target[group] <= MAX_RUNS_OF_ONE:
             ranked.append((record, alike))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from routetune.tasks.bench import Bench
-from routetune.tasks.build import kept_engine
+from routetune.tasks.build import is_kept, kept_engine
 from routetune.tasks.errors import BadInput, NeedsBuild
 from routetune.tasks.judging import judged
 from routetune.tasks.recorded import RecordedRun, recorded
@@ -16,7 +16,7 @@ from routetune.tasks.routes.tuning_log import parse_tokens
 from routetune.tasks.select import contenders_of
 from routetune.tasks.stage import stage
 from routetune.tasks.store.records import row
-from routetune.tasks.timing import set_control, without_samples
+from routetune.tasks.timing import HOPELESS, set_control, without_samples
 from routetune.tasks.trial import Failure, Outcome, Trial
 from routetune.tasks.verdicts.thresholds import dial_of, threshold
 
@@ -38,18 +38,30 @@ def recall_trials(bench: Bench, run: str | None) -> list[Trial]:
     found = recorded(bench.subject, bench.store, run)
     _refuse_unknown_losses(bench, found)
     _refuse_moved(bench, found)
-    trials = [_recalled(bench, one) for one in found.rows]
+    trials = _in_reach([_recalled(bench, one) for one in found.rows])
     control = next((trial for trial in trials if _was_control(trial)), None)
     if control is not None:
         duellists = [control, *contenders_of(bench, control, trials)]
         whole = {trial.route.id: _with_engine(bench, trial) for trial in duellists}
-        trials = [whole.get(trial.route.id, trial) for trial in trials]
+        trials = [whole.get(trial.route.id) or _with_options(bench, trial) for trial in trials]
         set_control(bench, whole[control.route.id])
     name = bench.subject.target.name
     bench.store.records.append([row(bench.run.id, name, bench.subject.key, trial) for trial in trials])
     trials = [without_samples(trial) for trial in trials]
     bench.trials.update({trial.route.id: trial for trial in trials})
     return trials
+
+
+def _in_reach(trials: list[Trial]) -> list[Trial]:
+    """The trials, with those not given up whose measurement was cut short beside one that may not win now.
+
+    Their speeds are rough, and have no interval: the duel tells.
+    """
+    best = max((one.speed for one in trials if one.eligible and not one.abandoned and one.speed), default=0.0)
+    return [
+        replace(one, abandoned=False) if one.abandoned and (one.speed or 0.0) >= best / HOPELESS else one
+        for one in trials
+    ]
 
 
 def _refuse_moved(bench: Bench, found: RecordedRun) -> None:
@@ -112,6 +124,15 @@ def _was_control(trial: Trial) -> bool:
     """The control has no timing beside itself, and exactly its own speed."""
     own = trial.alias_of is None and trial.timing is None
     return own and (trial.speed, trial.low, trial.high) == (1.0, 1.0, 1.0)
+
+
+def _with_options(bench: Bench, trial: Trial) -> Trial:
+    """One that may win if a faster one fails, its engine not read yet; as recorded where that is gone."""
+    if not trial.eligible or trial.alias_of is not None or not is_kept(bench, trial.route):
+        return trial
+    engine, recorded_one = kept_engine(bench, trial.route, read=False), trial.engine or {}
+    same = engine is not None and engine["digest"] == recorded_one.get("digest")
+    return replace(trial, engine=engine) if same else trial
 
 
 def _with_engine(bench: Bench, trial: Trial) -> Trial:

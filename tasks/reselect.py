@@ -14,7 +14,7 @@ from routetune.tasks.trial import REPRODUCIBLE
 
 
 def recorded_routes(bench: Bench, state: Freshness) -> list[Route] | None:
-    """The routes of the run that the publication came from, where they need no build.
+    """The published route and those of the run that the publication came from, where they need no build.
 
     None where the target asks for more than another choice, or where one of them would have to be built: then
     the ordinary tune does what is needed, with a warning that says why. Routes that timed out or were killed
@@ -23,7 +23,7 @@ def recorded_routes(bench: Bench, state: Freshness) -> list[Route] | None:
     if state.cost != "reselect" or state.publication is None:
         return None
     try:
-        return _kept(bench, str(state.publication.manifest["run"]))
+        return _kept(bench, str(state.publication.manifest["run"]), str(state.publication.manifest["route"]))
     except (NeedsBuild, BadInput) as why:
         warnings.warn(
             f"target {state.target!r} needs build: {why}; tuning it as usual, and building what is missing",
@@ -32,12 +32,14 @@ def recorded_routes(bench: Bench, state: Freshness) -> list[Route] | None:
         return None
 
 
-def _kept(bench: Bench, run: str) -> list[Route]:
+def _kept(bench: Bench, run: str, published: str) -> list[Route]:
     table = bench.store.records.read(run)
     pairs = zip(table["route"].to_pylist(), table["outcome"].to_pylist(), strict=True)
-    routes = [parse_route(text, bench.database) for text, outcome in pairs if outcome in REPRODUCIBLE]
-    if not routes:
+    tried = [text for text, outcome in pairs if outcome in REPRODUCIBLE]
+    if not tried:
         raise NeedsBuild(f"the records of its run {run} are gone")
+    # An engine that was published before and has stayed was not among what that run has tried.
+    routes = [parse_route(text, bench.database) for text in dict.fromkeys([*tried, published])]
     for route in routes:
         if not is_kept(bench, route):
             raise NeedsBuild(f"the engine of {route.label} is gone, or was built by other code")

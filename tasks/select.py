@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from routetune.tasks.bench import Bench
-from routetune.tasks.build import kept_engine
 from routetune.tasks.doubts import problem_with_fresh_inputs
 from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import NoEligibleRoute, RoutetuneError
@@ -19,7 +18,7 @@ from routetune.tasks.store.manifests import Publication
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import duel_figures, enough, log_ratios, quietest
 from routetune.tasks.verdicts.rounds import PATIENCE
-from routetune.tasks.verdicts.selection import Decision, DuelResult, decide, finalists, loads_needed
+from routetune.tasks.verdicts.selection import Decision, DuelResult, decide, finalists, loads_needed, plainest
 
 STEP = "routetune.tasks.verdicts.steps:duel"
 #: The control's name in a duel; no route can have it.
@@ -77,6 +76,7 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
     """
     progress.tell(progress.Snapshot("duel of the finalists", done=len(trials)))
     control = _control(bench, trials)
+    trials = plainest(trials, control.route)
     dropped: dict[str, str] = {}
     contest = Contest()
     while True:
@@ -96,7 +96,7 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
 
 
 def _control(bench: Bench, trials: list[Trial]) -> Trial:
-    if bench.control is None or not any(trial.eligible for trial in trials):
+    if bench.control is None or not any(map(bench.may_win, trials)):
         bench.judge_deaths(trials)
         raise NoEligibleRoute(
             f"target {bench.subject.target.name!r}: none of the {len(trials)} routes tried is eligible; "
@@ -109,7 +109,7 @@ def _control(bench: Bench, trials: list[Trial]) -> Trial:
 def contenders_of(bench: Bench, control: Trial, trials: list[Trial]) -> list[Trial]:
     """The finalists; beside an eligible default only those that may still clear the gain asked for."""
     timing = bench.subject.target.timing
-    at_least = 1 + timing.min_gain if _default_eligible(control) else 0.0
+    at_least = 1 + timing.min_gain if _default_may_win(bench, control) else 0.0
     found = finalists(trials, timing.finalists + _stands_in(control), at_least)
     return [trial for trial in found if trial.route != control.route][: timing.finalists]
 
@@ -139,25 +139,28 @@ def _decide(
     if _stands_in(control):
         count = sum(not load["dropped"] for load in contest.loads)
         duels.append(DuelResult(str(control.route), len(control.route), [0.0] * max(count, 1)))
-    if not duels and not _default_eligible(control):
+    may_win = _default_may_win(bench, control)
+    forbidden = control.route.is_default and control.eligible
+    why = "is not one that the target permits" if forbidden else "is not eligible"
+    if not duels and not may_win:
         reasons = "; ".join(f"{route}: {reason}" for route, reason in dropped.items())
         raise NoEligibleRoute(
             f"target {bench.subject.target.name!r}: every route that could have won was dropped ({reasons}), "
-            "and the default route is not eligible",
+            f"and the default route {why}",
             {"target": bench.subject.target.name, "dropped": dict(dropped)},
         )
     found = decide(
         duels,
         min_gain=timing.min_gain,
         confidence=timing.confidence,
-        default_eligible=_default_eligible(control),
+        barred="" if may_win else why,
     )
-    why = f"not in the duel: no more than {len(contest.fought)} finalists ran beside each other"
-    return replace(found, explanations=found.explanations | dict.fromkeys(sorted(contest.left_out), why))
+    absent = f"not in the duel: no more than {len(contest.fought)} finalists ran beside each other"
+    return replace(found, explanations=found.explanations | dict.fromkeys(sorted(contest.left_out), absent))
 
 
-def _default_eligible(control: Trial) -> bool:
-    return control.eligible and control.route.is_default
+def _default_may_win(bench: Bench, control: Trial) -> bool:
+    return control.route.is_default and bench.may_win(control)
 
 
 def _stands_in(control: Trial) -> bool:
@@ -171,7 +174,12 @@ def _duel(bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[s
     One that fails alone, too, is dropped; then there is no contest, as others may have come within reach.
     """
     timing, before = bench.subject.target.timing, len(dropped)
-    left = [whole for trial in contenders if (whole := _whole(bench, trial, dropped))]
+    left = []
+    for trial in contenders:
+        if trial.engine is not None and "options" in trial.engine:
+            left.append(trial)
+        else:  # one of the records
+            dropped[str(trial.route)] = "its engine is gone from the store"
     while left and len(dropped) == before:
         rivals = len(left) + _stands_in(control)
         count = max(timing.loads, loads_needed(rivals, timing.confidence, SPARE))
@@ -185,18 +193,6 @@ def _duel(bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[s
             fought = {str(trial.route): trial for trial in left}
             return Contest(loads, fought, frozenset(str(trial.route) for trial in contenders) - fought.keys())
     return Contest()
-
-
-def _whole(bench: Bench, trial: Trial, dropped: dict[str, str]) -> Trial | None:
-    """The trial with all of its engine, which one of the records lacks; it is dropped where that is gone."""
-    assert trial.engine is not None
-    if "options" in trial.engine:
-        return trial
-    engine = kept_engine(bench, trial.route)
-    if engine is None or engine["digest"] != trial.engine["digest"]:
-        dropped[str(trial.route)] = "its engine is gone from the store"
-        return None
-    return replace(trial, engine=engine)
 
 
 def duel(bench: Bench, duellists: Mapping[str, Trial], count: int) -> list[dict[str, Any]]:

@@ -95,7 +95,25 @@ def look_at(paths: list[Path], store: Store, rehash: bool = False) -> list[Fresh
 
     states = [freshness(path, store, memo, lambda target: by_target().get(target, [])) for path in paths]
     memo.save()
-    return states
+    return _told_apart(states)
+
+
+def _told_apart(states: list[Freshness]) -> list[Freshness]:
+    """The states, where targets of one name and environment are refused: each would replace the other's
+    publication, for ever."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for one in states:
+        if one.subject is not None:
+            paths.setdefault((one.target, one.subject.key), []).append(one.path)
+    found = []
+    for one in states:
+        others = paths[one.target, one.subject.key] if one.subject is not None else []
+        other = next((path for path in others if Path(path).resolve() != Path(one.path).resolve()), None)
+        if other is not None:
+            detail = f"name = {one.target!r} is also that of {other}: give each target a name of its own"
+            one = Freshness(one.target, one.path, "refused", detail=detail)
+        found.append(one)
+    return found
 
 
 def freshness(path: Path, store: Store, memo: Memo = no_memo, runs_of: RunsOf | None = None) -> Freshness:

@@ -23,10 +23,13 @@ HOPELESS = 3.0
 
 @stage("time engines", of="engine")
 def time_engines(bench: Bench, trials: list[Trial]) -> list[Trial]:
-    """The trials with their speed beside the control; also those over the tolerance, for the frontier."""
-    for trial in trials:
-        if bench.control is None:
-            _stand_in(bench, trial)
+    """The trials with their speed beside the control; also those over the tolerance, for the frontier.
+
+    With the first that may be the control come all trials before it.
+    """
+    if bench.control is None and _stand_in(bench, trials):
+        # What ran before there was anything to measure it against.
+        trials = [*bench.trials.values(), *trials]
     timed = bench.fleet.deal(partial(_timed, bench), [trial for trial in trials if trial.alias_of is None])
     found = {trial.route.id: trial for trial in timed}
     for trial in trials:
@@ -97,15 +100,18 @@ def _can_be_timed(bench: Bench, trial: Trial) -> bool:
     return trial.failure is None and trial.losses is not None and is_finite(trial.losses, ignored)
 
 
-def _stand_in(bench: Bench, trial: Trial) -> None:
-    """Take a trial for the control, where it may be.
+def _stand_in(bench: Bench, trials: list[Trial]) -> bool:
+    """Take the first trial for the control that may be it; says whether there is one.
 
     The default route comes first, so it is the control wherever it runs; elsewhere the first eligible route
     stands in, since speed needs something to be measured against.
     """
-    may = trial.alias_of is None and (trial.route.is_default or bool(trial.accepted))
-    if may and _can_be_timed(bench, trial):
-        set_control(bench, replace(trial, speed=1.0, low=1.0, high=1.0))
+    for trial in trials:
+        may = trial.alias_of is None and (trial.route.is_default or bool(trial.accepted))
+        if may and _can_be_timed(bench, trial):
+            set_control(bench, replace(trial, speed=1.0, low=1.0, high=1.0))
+            return True
+    return False
 
 
 def set_control(bench: Bench, trial: Trial) -> None:

@@ -13,7 +13,7 @@ import pytest
 from routetune.data import folder
 from routetune.tasks.engines.base import open_backend
 from routetune.tasks.errors import BadInput
-from routetune.tasks.priors import MAX_PRIORS, Found, find_priors, fit
+from routetune.tasks.priors import MAX_PRIORS, MAX_RUNS_OF_ONE, Found, find_priors, fit
 from routetune.tasks.routes.knob import Knob, KnobDatabase
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.space import RouteSpace, open_space
@@ -116,6 +116,22 @@ def test_what_brings_nothing_forward(store: Store, subject: Subject, space: Rout
     asking = ran(store, bound(subject), {"": 1, "-enable_cpu_mem_arena=off": 1.5}, target="me")
     assert routes(find_priors(store, subject, space)) == ["-enable_cpu_mem_arena=off"]
     assert routes(find_priors(store, subject, space, without=asking)) == []
+
+
+@pytest.mark.parametrize("how", ["reproduced", "failed"])
+def test_runs_that_say_nothing_hide_none_that_does(
+    store: Store, subject: Subject, space: RouteSpace, how: str
+) -> None:
+    store.traits.put(OTHER, traits_of(subject.model))
+    ran(store, bound(subject), {"": 1, "-MatMulAddFusion=off": 1.5}, won="-MatMulAddFusion=off")
+    for _ in range(MAX_RUNS_OF_ONE + 1):
+        if how == "reproduced":
+            with store.runs.open("sibling", bound(subject) | {"purpose": "reproduce"}):
+                pass
+        else:
+            with pytest.raises(ZeroDivisionError), store.runs.open("sibling", bound(subject)):
+                raise ZeroDivisionError
+    assert routes(find_priors(store, subject, space)) == ["-MatMulAddFusion=off"]
 
 
 def test_where_the_default_was_not_eligible_every_eligible_route_helps(

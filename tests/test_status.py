@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def test_a_look_reads_what_moved_and_nothing_else(
     assert len(reads) == 1
     assert look_at([target], store, rehash=True)[0].state == "never tuned"
     assert len(reads) == 2
+
+
+def test_targets_of_one_name_are_refused_each(target: Path, store: Store) -> None:
+    """Each would replace what the other has published, night for night."""
+    other = target.parent / "copied" / "b.toml"
+    other.parent.mkdir()
+    shutil.copytree(target.parent, other.parent, dirs_exist_ok=True, ignore=lambda *_: ["copied"])
+    (other.parent / target.name).rename(other)
+    link = target.parent / "link.toml"
+    link.symlink_to(target)
+    states = look_at([target, other], store)
+    assert [state.state for state in states] == ["refused"] * 2
+    assert str(other) in states[0].detail and str(target) in states[1].detail
+    night = open_night([target, other], store)
+    assert [one["outcome"] for one in night.results] == ["refused"] * 2 and not night.todo
+    assert [state.state for state in look_at([target, link], store)] == ["never tuned"] * 2, "one file"
+    other.write_text(other.read_text().replace(f'name = "{states[0].target}"', 'name = "other"'))
+    assert [state.state for state in look_at([target, other], store)] == ["never tuned"] * 2
 
 
 def unusable(path: Path, backend: str = "onnxruntime") -> None:

@@ -26,14 +26,17 @@ def explained(trials: Iterable[Trial], space: RouteSpace, confidence: float) -> 
 
 
 def _timed(trials: Iterable[Trial], space: RouteSpace) -> Iterator[Timed]:
-    """What was measured: no aliases, which have the figures of another route. What the expression fixes is
-    left out of each: it is no knob of this run."""
+    """What was measured: no aliases, which have the figures of another route, and none with another value of
+    what the expression fixes, which is no knob of this run."""
     from routetune.tasks.report.effects import Timed
 
-    fixed = {term.knob.name for term in space.terms if not term.variable}
+    fixed = {term.knob: term.values[0] for term in space.terms if not term.variable}
+    names = {knob.name for knob in fixed}
     for trial in trials:
-        if trial.speed is not None and trial.alias_of is None:
-            varied = {name: value for name, value in trial.route.settings if name not in fixed}
+        told = trial.route.as_dict()
+        alike = all(told.get(knob.name, knob.default) == value for knob, value in fixed.items())
+        if trial.speed is not None and trial.alias_of is None and alike:
+            varied = {name: value for name, value in told.items() if name not in names}
             yield Timed(varied, trial.speed, trial.low, trial.high)
 
 

@@ -71,11 +71,11 @@ def frontier_picture(stairs: Staircase, epsilon: float, colours: Colours) -> Pic
 
 
 def _points(axes: Axes, stairs: Staircase, scale: Scale, colours: Colours) -> list[int]:
-    """The timed routes; those that cannot win, since they were given up or are aliases, are hollow."""
+    """The timed routes; those that cannot win, since they are aliases, are hollow."""
     rows, least = stairs.rows, stairs.thresholds
     drawn = [at for at, loss in enumerate(least) if not math.isnan(loss) and rows[at]["speed"]]
     where = [(scale.place(least[at]), rows[at]["speed"]) for at in drawn]
-    may_win = [rows[at]["alias_of"] is None and not rows[at]["abandoned"] for at in drawn]
+    may_win = [rows[at]["alias_of"] is None for at in drawn]
     axes.scatter(
         [x for x, _ in where],
         [y for _, y in where],

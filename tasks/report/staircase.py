@@ -166,7 +166,8 @@ def top1_of(report: Report | None, side: str) -> float | None:
 
 
 def _speed(row: dict[str, Any]) -> float | None:
-    """The speed of a route that may win: measured itself, and to the end."""
+    """The speed of a route that may win: measured itself. One that was abandoned is far behind the best of
+    its run, and may be the fastest that a smaller ε leaves."""
     speed: float | None = row["speed"]
-    able = speed is not None and row["alias_of"] is None and not row["abandoned"]
+    able = speed is not None and row["alias_of"] is None
     return speed if able and speed is not None and math.isfinite(speed) and speed > 0 else None

@@ -124,6 +124,12 @@ class RouteSpace:
             for rule in self._rules
         )
 
+    def permits(self, assignment: Mapping[str, str]) -> bool:
+        """Whether a route made elsewhere has what the expression fixes and no exclude rule, whatever else."""
+        fixed = (term for term in self.terms if not term.variable)
+        kept = all(assignment.get(term.knob.name, term.knob.default) == term.values[0] for term in fixed)
+        return kept and self.allows(assignment)
+
     def route(self, assignment: Mapping[str, str]) -> Route:
         """The canonical route of an assignment."""
         return self.database.route(assignment)

@@ -28,6 +28,8 @@ Array = np.ndarray[Any, Any]
 #: NumPy's own limit.
 _MOST_DIMENSIONS = 64
 Role = Literal["user", "seeded", "probe"]
+#: What the names of drawn sets begin with.
+_DRAWN = ("seeded-", "probe-", "fresh-")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class InputSet:
     """One value for every input of the model.
 
     Attributes:
-        name: unique among the sets of a target: the npz file's stem, or "seeded-...".
+        name: unique among the sets of a target: the npz file's stem ("user-..." where that is like the name
+            of a drawn set), or "seeded-...".
         arrays: by input name, in the model's order; C-contiguous, in native byte order.
         role: whether the user gave the values or they were drawn; a probe's outputs are not judged.
         labels: the array that `reference.labels` names, where the user's file holds one.
@@ -165,7 +168,9 @@ def _user_set(path: Path, target: Target, model: ModelInfo) -> InputSet:
     if reason:
         raise BadInput(f"{path}: {reason}; change the inputs or the profile in {target.path}")
     _check_indices(arrays, model, f"in {path}")
-    return InputSet(path.stem, arrays, "user", labels)
+    # Names of drawn sets are theirs: what is known of one must not be taken for the other's.
+    name = f"user-{path.stem}" if path.stem.startswith(_DRAWN) else path.stem
+    return InputSet(name, arrays, "user", labels)
 
 
 def _typed(array: Array, tensor: TensorInfo, path: Path) -> Array:

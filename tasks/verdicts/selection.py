@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from routetune.tasks.errors import BadInput, NoEligibleRoute
-from routetune.tasks.trial import Trial
+from routetune.tasks.routes.route import Route
+from routetune.tasks.trial import Outcome, Trial
 from routetune.tasks.verdicts.intervals import Estimate, estimate, needed
 
 
@@ -72,13 +73,31 @@ def finalists(trials: Sequence[Trial], k: int, at_least: float = 0.0) -> list[Tr
     controls = {trial.alias_of or trial.route.id for trial in trials if trial.route.is_default}
     ranked = sorted(
         (trial for trial in trials if _may_win(trial) and trial.route.id not in controls),
-        key=lambda trial: (-_speed(trial), len(trial.route), str(trial.route)),
+        key=lambda trial: (-_speed(trial), *_simplicity(trial.route)),
     )
     if not ranked:
         return []
     bound = max(ranked[0].low or 0.0, at_least)
     reaching = [trial for trial in ranked if _reach(trial) >= bound]
     return reaching[:k]
+
+
+def plainest(trials: Sequence[Trial], control: Route) -> list[Trial]:
+    """The trials, each that was measured under the simplest of the routes that have its engine.
+
+    What was tried first may name knobs that did nothing. The control keeps its own.
+    """
+    routes: dict[str, Route] = {}
+    for trial in trials:
+        first = trial.alias_of or trial.route.id
+        if trial.outcome is Outcome.ELIGIBLE:
+            routes[first] = min(routes.get(first, trial.route), trial.route, key=_simplicity)
+    return [
+        replace(trial, route=routes.get(trial.route.id, trial.route))
+        if trial.alias_of is None and trial.route != control
+        else trial
+        for trial in trials
+    ]
 
 
 def comparisons(finalists: int) -> int:
@@ -98,14 +117,12 @@ def loads_needed(finalists: int, confidence: float, spare: int = 0) -> int:
     return needed(confidence, comparisons(finalists), spare)
 
 
-def decide(
-    duels: Sequence[DuelResult], min_gain: float, confidence: float, default_eligible: bool = True
-) -> Decision:
+def decide(duels: Sequence[DuelResult], min_gain: float, confidence: float, barred: str = "") -> Decision:
     """The winner of a duel.
 
     A finalist clears if the lower bound of its speed is above 1 and at least 1 + `min_gain`. Of those that
     clear, the ones that cannot be told from the fastest are a tie, which the simplest route wins, then the
-    first by its string. Nothing clears: the default stays. Where the default is not eligible it cannot win,
+    first by its string. Nothing clears: the default stays. Where the default is barred it cannot win,
     and the gain beside it does not matter: the fastest finalist wins, ties broken alike.
 
     Args:
@@ -113,20 +130,21 @@ def decide(
             them, with log ratios of 0.
         min_gain: 0.01 asks for one per cent.
         confidence: of all intervals of the duel together.
+        barred: why the default may not win, as in "the default route is not eligible"; empty where it may.
 
     Raises:
-        NoEligibleRoute: no finalist has a usable duel, and the default is not eligible.
+        NoEligibleRoute: no finalist has a usable duel, and the default is barred.
         BadInput: a route twice, `min_gain` out of range.
     """
     _check(duels, min_gain)
     usable = [duel for duel in duels if duel.log_ratios and all(map(math.isfinite, duel.log_ratios))]
     explanations = {duel.route: "its duel has no usable times" for duel in duels if duel not in usable}
     duel = _Duel(usable, confidence)
-    if default_eligible:
+    if not barred:
         return _beside_default(duel, min_gain, explanations)
     if not usable:
-        raise NoEligibleRoute("the default route is not eligible, and no finalist has a usable duel")
-    return _without_default(duel, explanations)
+        raise NoEligibleRoute(f"the default route {barred}, and no finalist has a usable duel")
+    return _without_default(duel, barred, explanations)
 
 
 class _Duel:
@@ -195,12 +213,12 @@ def _beside_default(duel: _Duel, min_gain: float, explanations: dict[str, str]) 
     return Decision("", "default", f"the default route wins: {why}", None, [], explanations)
 
 
-def _without_default(duel: _Duel, explanations: dict[str, str]) -> Decision:
+def _without_default(duel: _Duel, barred: str, explanations: dict[str, str]) -> Decision:
     winner, tie = _settle(duel, list(duel.estimates), explanations)
     found = duel.estimates[winner]
     slower = ", though it is slower than the control" if found.ratio < 1 else ""
     reason = (
-        f"{winner} wins as the fastest eligible route{slower}: the default route is not eligible and "
+        f"{winner} wins as the fastest eligible route{slower}: the default route {barred} and "
         f"cannot win; beside the control it has {found}{duel.few_loads}"
     )
     return _decision(duel, winner, "fastest eligible", reason, tie, explanations)
@@ -237,6 +255,10 @@ def _check(duels: Sequence[DuelResult], min_gain: float) -> None:
     for one, other in combinations([duel.route for duel in duels], 2):
         if one == other:
             raise BadInput(f"route {one!r} is in the duel twice")
+
+
+def _simplicity(route: Route) -> tuple[int, str]:
+    return len(route), str(route)
 
 
 def _may_win(trial: Trial) -> bool:

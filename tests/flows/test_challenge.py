@@ -24,13 +24,15 @@ from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.publish import publish_winner
 from routetune.tasks.reference import make_references
+from routetune.tasks.reselect import recorded_routes
+from routetune.tasks.routes.route import Route
 from routetune.tasks.select import Selection, select_winner
-from routetune.tasks.status import freshness
+from routetune.tasks.status import freshness, freshness_of
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.manifests import Publication
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import time_engines
-from routetune.tasks.trial import Outcome
+from routetune.tasks.trial import Outcome, Trial
 
 from tests.quick import quick
 
@@ -100,12 +102,13 @@ def built(place: Path, route: dict[str, str], model: onnx.ModelProto | None = No
     return open_backend("onnxruntime").build(order)
 
 
-def tune(path: Path, store: Store) -> tuple[Publication, Selection]:
+def tune(path: Path, store: Store, force: bool = True) -> tuple[Publication, Selection]:
     """The flow's body without Prefect."""
     with open_bench(path, store) as bench:
+        known = None if force else recorded_routes(bench, freshness_of(bench.subject, store))
         run: Any = lambda stage, *given: stage.fn(bench, *given)  # noqa: E731
         run(make_references, input_sets(bench.subject.target, bench.subject.model))
-        search = open_campaign(bench)
+        search = open_campaign(bench, known)
         while routes := search.ask():
             search.tell(run(time_engines, run(check_accuracy, run(build_engines, routes))))
         selection = run(challenge_published, run(select_winner, list(bench.trials.values())))
@@ -131,6 +134,59 @@ def test_a_worse_engine_never_replaces_a_better_one(write: Callable[..., Path], 
     # What it is bound to moved with the search, so it is fresh only by a manifest that says so.
     assert kept.reference.generation == 2
     assert freshness(write(NONE_FASTER), store).state == "fresh"
+
+
+@pytest.mark.slow
+def test_it_stays_when_the_choice_is_made_anew(write: Callable[..., Path], store: Store) -> None:
+    """Neither a smaller budget nor a rule that it meets takes it away, though its run did not try it."""
+    first, _ = tune(write(FAST), store)
+    kept, _ = tune(write(NONE_FASTER), store)
+    assert kept.manifest["route"] == CLEAN and kept.manifest["run"] != first.manifest["run"]
+    path = write(NONE_FASTER)
+    for old, new in (("min_gain = 0.3", "min_gain = 0.2"), ("[timing]", "[budget]\ntrials = 1\n[timing]")):
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+        assert freshness(path, store).state == "reselect"
+        again, _ = tune(path, store, force=False)
+        assert (again.manifest["route"], freshness(path, store).state) == (CLEAN, "fresh")
+        assert again.reference.engine == first.reference.engine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["excluded", "fixed"])
+def test_what_the_target_forbids_neither_wins_nor_stays(
+    write: Callable[..., Path], store: Store, how: str
+) -> None:
+    """Where the slow default is forbidden the other is published, and where the fast engine is, it goes."""
+    default, clean = "-session.enable_quant_qdq_cleanup=0", CLEAN
+
+    def without(route: str) -> Path:
+        allowed = default if route == clean else clean
+        path = write(f"{allowed if how == 'fixed' else FAST} {NONE_FASTER}")
+        if how == "excluded":
+            path.write_text(path.read_text().replace("[search]", f"[search]\nexclude = ['{route}']"))
+        return path
+
+    slow, selection = tune(without(clean), store)
+    assert clean not in slow.manifest["route"] and selection.decision.kind == "default"
+    fast, _ = tune(write(FAST), store)
+    assert fast.manifest["route"] == clean
+    again, _ = tune(without(clean), store)
+    assert clean not in again.manifest["route"], "although it is slower"
+    forbidden, selection = tune(without(default), store)
+    assert clean in forbidden.manifest["route"]
+    assert "not one that the target permits and cannot win" in selection.decision.reason
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_nothing_is_given_up_beside_a_default_that_may_not_win(
+    write: Callable[..., Path], store: Store, permitted: bool
+) -> None:
+    """However slow all that is permitted is, one of it must get as far as a duel."""
+    with open_bench(write(FAST if permitted else CLEAN), store) as bench:
+        default = Trial(Route(), accepted=True, speed=1.0, low=1.0, high=1.0)
+        bench.trials[default.route.id] = default
+        assert (bench.best_speed, bench.may_win(default)) == ((1.0, True) if permitted else (None, False))
 
 
 @pytest.mark.slow

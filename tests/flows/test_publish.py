@@ -23,7 +23,7 @@ from routetune.tasks.reference import make_references
 from routetune.tasks.report import document as documents
 from routetune.tasks.report.answers import shown
 from routetune.tasks.report.staircase import frontier
-from routetune.tasks.select import select_winner
+from routetune.tasks.select import contenders_of, select_winner
 from routetune.tasks.status import freshness
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.manifests import Publication
@@ -108,6 +108,26 @@ def publish(path: Path, store: Store, epsilon: float, metric: str | None = None)
 
 def builds(store: Store) -> set[Path]:
     return {entry.path for entry in store.entries if entry.key["stage"] == "build"}
+
+
+@pytest.mark.parametrize(("speed", "lifted"), [(0.9, True), (0.1, False)])
+def test_what_was_given_up_beside_a_route_that_may_not_win_now_is_in_the_duel(
+    target: Path, store: Store, speed: float, lifted: bool
+) -> None:
+    """Its speed is told: no engine of this model is three times slower than another."""
+    run = store.runs.list("dial")[-1].id
+    rows = store.records.read(run).to_pylist()
+    slow = next(row for row in rows if row["route"] and not row["alias_of"] and row["outcome"] == "eligible")
+    given_up = {"abandoned": True, "speed": speed, "low": 0.0, "high": float("inf")}
+    store.records.append([slow | given_up])
+    with open_bench(target, store) as bench:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+        trials = recall_trials.fn(bench, None)  # type: ignore[attr-defined]
+        found = next(trial for trial in trials if str(trial.route) == slow["route"])
+        assert found.abandoned is not lifted
+        assert bench.control is not None
+        named = [str(trial.route) for trial in contenders_of(bench, bench.control, trials)]
+        assert (slow["route"] in named) is lifted
 
 
 def test_another_tolerance_is_a_choice_and_not_a_build(target: Path, store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -450,3 +451,55 @@ def test_a_model_written_while_it_is_tuned_leaves_nothing_behind(
     monkeypatch.undo()
     _, trials = tune(target, store)
     assert all(trial.loss == 0 for trial in trials.values())
+
+
+def test_what_a_run_measures_again_is_recorded_again(write: Callable[..., Path], store: Store) -> None:
+    """A run that was interrupted goes on with its records; with --refresh it takes nothing from the store."""
+    target = write(small_models.cnn().model)
+
+    def searched(bench: Bench) -> None:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+        search = open_campaign(bench)
+        while routes := search.ask():
+            trials = check_accuracy.fn(bench, build_engines.fn(bench, routes))  # type: ignore[attr-defined]
+            search.tell(time_engines.fn(bench, trials))  # type: ignore[attr-defined]
+
+    with pytest.raises(KeyboardInterrupt), open_bench(target, store) as bench:
+        searched(bench)
+        raise KeyboardInterrupt
+    with open_bench(target, store, refresh=True) as bench:
+        searched(bench)
+        measured = {str(trial.route): trial.speed for trial in bench.trials.values()}
+        rows = store.records.read(bench.run.id, columns=("route", "speed")).to_pylist()
+    assert len(store.runs.list()) == 1 and len(measured) == 2
+    assert {row["route"]: row["speed"] for row in rows} == measured
+
+
+def test_what_ran_before_there_was_a_control_is_timed_once_there_is_one(
+    write: Callable[..., Path], store: Store
+) -> None:
+    """For the frontier: the default route is taken not to run, and the first that does to be inaccurate."""
+    routes = "-graph_optimization_level=[all|disabled|basic]"
+    with open_bench(write(small_models.cnn().model, routes=routes), store) as bench:
+        make_references.fn(bench, input_sets(bench.subject.target, bench.subject.model))  # type: ignore[attr-defined]
+        search = open_campaign(bench)
+        asked = [Route((("-graph_optimization_level", level),)) for level in ("disabled", "basic")]
+        built = check_accuracy.fn(bench, build_engines.fn(bench, asked))  # type: ignore[attr-defined]
+        over, eligible = replace(built[0], accepted=False), built[1]
+        search.tell(time_engines.fn(bench, [over]))  # type: ignore[attr-defined]
+        assert bench.trials[over.route.id].speed is None
+        search.tell(time_engines.fn(bench, [eligible]))  # type: ignore[attr-defined]
+        assert bench.control is not None and bench.control.route == eligible.route
+        rows = store.records.read(bench.run.id, columns=("route", "speed")).to_pylist()
+    assert len(rows) == 2 and all(row["speed"] for row in rows)
+
+
+def test_no_key_holds_the_number_of_a_gpu(write: Callable[..., Path], store: Store) -> None:
+    """Which of several it is says nothing of what is made there; unlike ones differ in the environment."""
+    with open_bench(write(adding()), store) as bench:
+        cpu = bench.key("build", "c" * 64)
+        keys = []
+        for device in ("cuda:0", "cuda:1"):
+            bench.subject = replace(bench.subject, device=device)
+            keys.append(bench.key("build", "c" * 64))
+    assert keys[0] == keys[1] != cpu

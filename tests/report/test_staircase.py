@@ -57,17 +57,20 @@ def test_other_metrics_are_in_the_same_records(store: Store, tmp_path: Path) -> 
         frontier(path, store, "accuracy_drop", [], None)
 
 
-def test_aliases_and_what_was_given_up_count_but_never_win(store: Store, tmp_path: Path) -> None:
+def test_aliases_never_win_and_what_was_given_up_does_where_the_faster_one_drops_out(
+    store: Store, tmp_path: Path
+) -> None:
     path = write_target(tmp_path)
     trials = [
         trial({}, 0.0, 1.0),
         trial({"-a": "1"}, 0.0, 3.0, alias_of="x"),
         trial({"-b": "1"}, 0.0, 2.0, abandoned=True),
         trial({"-c": "1"}, 0.0, 1.5),
+        trial({"-d": "1"}, 0.5, 6.5),
     ]
     record(path, store, trials)
-    (step,) = frontier(path, store, None, [], None)["steps"]
-    assert (step["eligible"], step["fastest"], step["clears"]) == (4, "-c=1", True)
+    steps = frontier(path, store, None, [], None)["steps"]
+    assert [(step["eligible"], step["fastest"]) for step in steps] == [(5, "-d=1"), (4, "-b=1")]
 
 
 def test_what_a_step_costs_in_the_task(store: Store, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.inputs import InputSet, input_sets, inputs_digest, timing_set
 from routetune.tasks.targets.model import ModelInfo, inspect_model
 from routetune.tasks.targets.schema import Target
+from routetune.tasks.targets.variations import probes
 
 MakeTarget = Callable[..., Target]
 SHAPES = {"x": {"min": "1x2", "opt": "4x2", "max": "8x2"}, "i": {"min": "1", "opt": "4", "max": "8"}}
@@ -248,3 +249,15 @@ def test_the_inputs_digest_tells_inputs_from_labels_and_ignores_the_container(
     assert (relabelled["inputs"], relabelled["labels"] != first["labels"]) == (first["inputs"], True)
     np.savez(tmp_path / "a.npz", **arrays(5), y=np.zeros(4))
     assert inputs_digest(wanted)["inputs"] != first["inputs"]
+
+
+@pytest.mark.parametrize("stem", ["seeded-p0-min", "seeded-p0-opt-0", "probe-0", "fresh-0"])
+def test_a_users_set_never_has_the_name_of_a_drawn_one(
+    stem: str, tmp_path: Path, embedding: onnx.ModelProto, target: MakeTarget
+) -> None:
+    """What is known of an input set is known by its name."""
+    np.savez(tmp_path / f"{stem}.npz", **arrays(4))
+    wanted = target(embedding, shapes=SHAPES, reference={"inputs": f"{stem}.npz"})
+    sets, info = sets_of(wanted)
+    names = [one.name for one in (*sets, *probes(wanted, info, sets))]
+    assert len(set(names)) == len(names) and names[0] == f"user-{stem}"

@@ -18,6 +18,7 @@ from routetune.tasks.verdicts.selection import (
     decide,
     finalists,
     loads_needed,
+    plainest,
 )
 
 CONFIDENCE = 0.95
@@ -41,8 +42,8 @@ def duel(text: str, *speeds: float, simplicity: int | None = None) -> DuelResult
     return DuelResult(text, len(text.split()) if simplicity is None else simplicity, loads)
 
 
-def chosen(*duels: DuelResult, min_gain: float = 0.01, default_eligible: bool = True) -> Decision:
-    return decide(list(duels), min_gain, CONFIDENCE, default_eligible)
+def chosen(*duels: DuelResult, min_gain: float = 0.01, barred: str = "") -> Decision:
+    return decide(list(duels), min_gain, CONFIDENCE, barred)
 
 
 def test_finalists_are_those_that_may_be_the_fastest() -> None:
@@ -134,14 +135,14 @@ def test_pairs_are_compared_load_by_load() -> None:
 
 def test_a_default_that_is_not_eligible_cannot_win() -> None:
     duels = duel("-a=1", 0.50, 0.51), duel("-b=1", 0.80, 0.81)
-    slower = chosen(*duels, default_eligible=False)
+    slower = chosen(*duels, barred="is not eligible")
     assert (slower.winner, slower.kind) == ("-b=1", "fastest eligible")
     assert "slower" in slower.reason and "not eligible" in slower.reason
     assert "as fast" in slower.explanations["-a=1"]
-    tied = chosen(duel("-a=1 -b=1", 0.8, 0.81), duel("-c=1", 0.81, 0.8), default_eligible=False)
+    tied = chosen(duel("-a=1 -b=1", 0.8, 0.81), duel("-c=1", 0.81, 0.8), barred="is not eligible")
     assert tied.winner == "-c=1" and len(tied.tie) == 2
     with pytest.raises(NoEligibleRoute):
-        chosen(default_eligible=False)
+        chosen(barred="is not eligible")
 
 
 def test_too_few_loads_never_make_a_winner_and_say_so() -> None:
@@ -152,7 +153,7 @@ def test_too_few_loads_never_make_a_winner_and_say_so() -> None:
     assert decide(few[:3], 0.01, CONFIDENCE).kind == "winner" and loads_needed(3, CONFIDENCE) == 8
     # Without a default to fall back on, the medians decide, and not simplicity.
     unsure = [DuelResult("-a=1", 1, [0.1] * 4), DuelResult("-b=1 -c=1", 2, [0.3] * 4)]
-    fallback = decide(unsure, 0.01, CONFIDENCE, default_eligible=False)
+    fallback = decide(unsure, 0.01, CONFIDENCE, barred="is not eligible")
     assert fallback.winner == "-b=1 -c=1" and "too few" in fallback.reason
 
 
@@ -162,7 +163,7 @@ def test_f41_a_duel_without_usable_times_never_wins(bad: list[float]) -> None:
     assert decision.winner == "-b=1" and "no usable times" in decision.explanations["-a=1"]
     assert chosen(DuelResult("-a=1", 1, bad)).kind == "default"
     with pytest.raises(NoEligibleRoute):
-        chosen(DuelResult("-a=1", 1, bad), default_eligible=False)
+        chosen(DuelResult("-a=1", 1, bad), barred="is not eligible")
 
 
 def test_no_finalist_means_the_default_wins() -> None:
@@ -245,3 +246,16 @@ def test_one_wild_load_costs_no_winner_its_win() -> None:
 
 def test_comparisons_count_every_interval_of_a_duel() -> None:
     assert [comparisons(n) for n in (0, 1, 2, 5)] == [1, 1, 3, 15]
+
+
+def test_an_engine_is_named_by_the_simplest_of_its_routes() -> None:
+    """What was tried first may name knobs that did nothing."""
+    first = trial("-a=1 -b=1", 1.5, 1.4, 1.6)
+    aliases = [trial(text, 1.5, 1.4, 1.6, alias_of=first.route.id) for text in ("-b=1 -c=1", "-b=1", "-d=1")]
+    refused = trial("", 1.5, alias_of=first.route.id, accepted=False)
+    other = trial("-e=1 -f=1", 1.2)
+    trials = [trial("", 1.0), first, refused, *aliases, other]
+    named = plainest(trials, Route())
+    assert names(named) == ["", "-b=1", "", "-b=1 -c=1", "-b=1", "-d=1", "-e=1 -f=1"]
+    assert named[1].alias_of is None and named[1].speed == first.speed
+    assert plainest(trials, first.route) == trials, "what the others are measured against keeps its name"
