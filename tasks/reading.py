@@ -8,10 +8,21 @@ from pathlib import Path
 from routetune.tasks.errors import BadInput
 
 _MIB = 1 << 20
+#: What `look` gives; empty for what is not there.
+Look = tuple[int, ...]
 #: Bytes of the largest text that a person writes: target files and files of route expressions.
 TEXT = _MIB
 #: Bytes of the largest tuning log: ten thousand trials take some ten megabytes.
 LOG = 256 * _MIB
+
+
+def look(path: Path) -> Look:
+    """Size, times and inode of a file, links followed: where they are equal, nobody wrote to it meanwhile."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def check_regular(path: Path, what: str) -> int:

@@ -14,6 +14,7 @@ from routetune.tasks.report import progress
 from routetune.tasks.sources import input_blob, label_blob, references_of
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
+from routetune.tasks.subject import check_unchanged
 from routetune.tasks.targets.inputs import InputSet, timing_set
 from routetune.tasks.targets.variations import probes
 from routetune.tasks.verdicts.rules import rules_of, section_of
@@ -34,6 +35,7 @@ def make_references(bench: Bench, sets: list[InputSet]) -> list[dict[str, Any]]:
     """
     progress.tell(progress.Snapshot("reference outputs"))
     target, model = bench.subject.target, bench.subject.model
+    check_unchanged(bench.subject)  # the sets were read later than their digests were taken
     bench.references = references_of(bench, [*sets, *probes(target, model, sets)])
     _refuse_bad(bench)
     bench.labels = {one.name: blob for one in sets if (blob := label_blob(bench, one))}

@@ -11,6 +11,7 @@ from typing import Any
 from routetune.tasks.engines.base import Backend, default_device, open_backend
 from routetune.tasks.engines.places import place_knobs
 from routetune.tasks.errors import BadInput, RoutetuneError
+from routetune.tasks.reading import Look, look
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.space import open_space
 from routetune.tasks.targets.binding import bound_to
@@ -37,7 +38,7 @@ class Subject:
         devices: where the workers of a run are, as the target names them: "cpu", "cpu:0-3", "cuda:N".
         environment: what a result is bound to besides the target.
         bound_to: the visible dict of all the above, as manifests keep it.
-        seen: what the file system said of the model's files before they were read.
+        seen: what the file system said of the files that results depend on before they were read, by path.
     """
 
     target: Target
@@ -47,7 +48,7 @@ class Subject:
     devices: tuple[str, ...]
     environment: Environment
     bound_to: dict[str, Any]
-    seen: tuple[tuple[int, ...], ...]
+    seen: dict[Path, Look]
 
     @property
     def key(self) -> str:
@@ -67,9 +68,10 @@ def open_subject(path: Path | str, memo: Memo = no_memo) -> Subject:
     backend, devices = backend_and_devices(target)
     # First of all, since a host without the device may hold neither the model nor its inputs.
     environment = _one_environment(target, backend, devices)
+    seen = {path: look(path) for path in _given(target)}
     model = inspect_model(target, memo)
     _refuse_too_large(target, model, backend)
-    seen = _looks(model.files)
+    seen |= zip(model.files, model.seen, strict=True)
     bound = bound_to(target, model, environment, inputs_digest(target, memo), memo)
     return Subject(target, model, backend, in_worker(devices), devices, environment, bound, seen)
 
@@ -108,29 +110,24 @@ def judged_by(subject: Subject, tolerance: float, metric: str | None = None) -> 
 
 
 def check_unchanged(subject: Subject) -> None:
-    """Make sure that what was just built or run is still the model that the digest was taken of.
+    """Make sure that what was just built or run is still what the digests were taken of.
 
     Raises:
-        RoutetuneError: its files changed meanwhile.
+        RoutetuneError: a file of it changed meanwhile.
     """
     # Not the digest: files that were swapped for one build and put back have the right one again.
-    if _looks(subject.model.files) != subject.seen:
-        raise RoutetuneError(
-            f"model {subject.model.path} or a sidecar of it was written while it was being tuned; nothing "
-            "made since was kept. Tune again once it is complete"
-        )
+    moved = next((path for path, seen in subject.seen.items() if look(path) != seen), None)
+    if moved is None:
+        return
+    raise RoutetuneError(
+        f"target {subject.target.name!r}: {moved} was written while it was being tuned; nothing made since "
+        "was kept. Tune again once it is complete"
+    )
 
 
-def _looks(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...]:
-    """Size, times and inode of each file: where they are equal, nobody wrote to it."""
-    found: list[tuple[int, ...]] = []
-    for file in files:
-        try:
-            status = file.stat()
-            found.append((status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
-        except OSError:
-            found.append(())
-    return tuple(found)
+def _given(target: Target) -> list[Path]:
+    """The files beside the model and its sidecars that results depend on."""
+    return [*(target.reference.inputs or ()), *target.reference.saved, *target.engine.plugins]
 
 
 def resolve(target: Target) -> tuple[str, str]:

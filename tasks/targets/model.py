@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import Look, look
 from routetune.tasks.targets.digest import digest_of
 from routetune.tasks.targets.indices import IndexRange, index_ranges
 from routetune.tasks.targets.memo import Memo, no_memo
@@ -68,6 +69,7 @@ class ModelInfo:
         size_bytes: the file and the tensors in its sidecars.
         kept_bytes: of the weights that every engine holds; see `weights.kept_bytes`.
         files: the file and its sidecars.
+        seen: what the file system said of each before it was read, see `reading.look`.
         profiles: the target's profiles, completed by the inputs of fixed shape; never empty.
         indices: the inputs that select rows of a table.
         places: where Q/DQ can be put, grouped as the target says.
@@ -81,6 +83,7 @@ class ModelInfo:
     size_bytes: int
     kept_bytes: int
     files: tuple[Path, ...]
+    seen: tuple[Look, ...]
     profiles: tuple[Profile, ...]
     indices: dict[str, IndexRange]
     places: tuple[Place, ...] = ()
@@ -110,6 +113,7 @@ def inspect_model(target: Target, memo: Memo = no_memo) -> ModelInfo:
         size_bytes=found["size_bytes"],
         kept_bytes=found["kept_bytes"],
         files=tuple(map(Path, found["files"])),
+        seen=tuple(map(tuple, found["seen"])),
         digest=found["digest"],
         places=tuple(Place(name, tuple(nodes), text) for name, nodes, text in found["places"]),
     )
@@ -117,12 +121,14 @@ def inspect_model(target: Target, memo: Memo = no_memo) -> ModelInfo:
 
 def _intake(path: Path, plugins: bool, grouping: str) -> tuple[dict[str, Any], list[Path]]:
     """What the model's files alone decide, as plain JSON, and those files."""
+    before = look(path)
     model = read_model(path)
     sidecars = check_sidecars(model, path)
     check_operators(model, path, plugins)
     check_wiring(model, path)
     files = [path, *sorted({sidecar.file for sidecar in sidecars})]
     return {
+        "seen": [before, *map(look, files[1:])],
         "inputs": {name: [one.dtype, one.shape] for name, one in _inputs(model, path).items()},
         "outputs": {name: [one.dtype, one.shape] for name, one in _outputs(model, path).items()},
         "operators": count_operators(model),

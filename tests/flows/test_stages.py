@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
+from routetune.tasks import subject as subjects
 from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.build import _make, build_engines
@@ -25,6 +26,7 @@ from routetune.tasks.select import select_winner
 from routetune.tasks.status import freshness
 from routetune.tasks.store import Store, open_store
 from routetune.tasks.store.manifests import Publication
+from routetune.tasks.targets import model as models
 from routetune.tasks.targets.inputs import input_sets
 from routetune.tasks.timing import loaded_first, time_engines
 from routetune.tasks.trial import Trial
@@ -503,3 +505,38 @@ def test_no_key_holds_the_number_of_a_gpu(write: Callable[..., Path], store: Sto
             bench.subject = replace(bench.subject, device=device)
             keys.append(bench.key("build", "c" * 64))
     assert keys[0] == keys[1] != cpu
+
+
+@pytest.mark.parametrize("back", [True, False])
+@pytest.mark.parametrize("at", ["the model is hashed", "all is hashed"])
+@pytest.mark.parametrize("part", ["m.onnx", "w.bin", "x.npz", "saved.npz"])
+def test_a_file_written_while_its_digest_is_taken_leaves_nothing_behind(
+    write: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch, part: str, at: str, back: bool
+) -> None:
+    """The digest is of what was read first, and all that follows would be of something else."""
+    target = write(adding(sidecar="w.bin"))
+    place = target.parent
+    (place / "w.bin").write_bytes(np.arange(4096, dtype=np.float32).tobytes())
+    np.savez(place / "x.npz", x=np.ones(4096, np.float32))
+    np.savez(place / "saved.npz", y=np.arange(4096, dtype=np.float32) + 1)
+    target.write_text(target.read_text() + '[reference]\ninputs = "x.npz"\nsource = "saved.npz"\n')
+    module, name = (models, "digest_of") if at == "the model is hashed" else (subjects, "bound_to")
+    hashed = getattr(module, name)
+
+    def written(*given: Any) -> Any:
+        """Another writer's whole file takes the place of the one read, and perhaps the first one again."""
+        found, kept = hashed(*given), (place / part).read_bytes()
+        if part.endswith(".npz"):
+            with np.load(place / part) as archive:
+                np.savez(place / "new.npz", **{one: archive[one] * 2 for one in archive})
+        else:
+            (place / "new.npz").write_bytes(np.float32(2.5).tobytes() + kept[4:])
+        (place / "new.npz").replace(place / part)
+        if back:
+            (place / part).write_bytes(kept)
+        return found
+
+    monkeypatch.setattr(module, name, written)
+    with pytest.raises(RoutetuneError, match=f"{part} was written while it was being tuned"):
+        tune(target, store)
+    assert not list(store.entries) and not store.publications.environments("plain")
