@@ -12,7 +12,7 @@ from pathlib import Path
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store.blobs import Blobs
 from routetune.tasks.store.entries import Entries
-from routetune.tasks.store.files import StoreWarning, unfinished, write_atomically
+from routetune.tasks.store.files import Damaged, StoreWarning, unfinished, write_atomically
 from routetune.tasks.store.mirror import MARKER as MIRROR
 from routetune.tasks.store.mirror import OUTBOX, Mirror, folder_of, mark, mirror_of
 from routetune.tasks.store.priors import Priors
@@ -20,7 +20,7 @@ from routetune.tasks.store.publications import Publications
 from routetune.tasks.store.records import Records
 from routetune.tasks.store.remote import Unreachable, is_url
 from routetune.tasks.store.runs import Runs
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.store.sealed import read_sealed, seal
 from routetune.tasks.store.traits import Traits
 
 #: The layout as a whole; each kind of file has a schema of its own besides.
@@ -28,6 +28,8 @@ SCHEMA = 1
 
 VARIABLE = "ROUTETUNE_STORE"
 _MARKER = "store.json"
+#: Working folders of runs.
+SCRATCH = "scratch"
 _PARTS = (
     "blobs",
     "entries",
@@ -139,8 +141,12 @@ def _probe(root: Path) -> None:
     for folder in (root, *(root / part for part in _PARTS)):
         if folder.is_dir():
             probe = unfinished(folder)
-            probe.touch()
-            probe.unlink()
+            try:
+                probe.touch()
+            except OSError as error:  # whoever is to make room must get in
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            probe.unlink(missing_ok=True)
 
 
 def _reach(store: Store) -> None:
@@ -159,6 +165,12 @@ def _reach(store: Store) -> None:
 def _opened(root: Path) -> Store:
     mirror = mirror_of(root)
     root = root if mirror is None else mirror.root
+    for part in (*_PARTS, SCRATCH):
+        if (root / part).is_symlink():
+            raise BadInput(
+                f"{root / part} is a link to {os.path.realpath(root / part)}; the store follows none: remove "
+                "it, or move the whole store there and pass its new path"
+            )
     blobs = Blobs(root, mirror)
     return Store(
         root,

@@ -11,6 +11,7 @@ from pathlib import Path
 from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import (
+    OTHER_THINGS,
     copy_hashed,
     hash_file,
     make_folder,
@@ -125,6 +126,8 @@ class Blobs:
         except FileNotFoundError:
             raise Missing(f"blob {digest} is not in the store {self.root}") from None
         except OSError as error:
+            if error.errno not in OTHER_THINGS:
+                raise Missing(f"blob {digest} cannot be read: {error.strerror}") from error
             found = str(error.strerror)
         if found != digest:
             set_aside(self.root, path, f"the bytes of this blob have another digest: {found}")

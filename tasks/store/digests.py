@@ -16,8 +16,8 @@ from typing import Any
 
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import manifests
-from routetune.tasks.store.files import hash_file, write_atomically
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.store.files import Damaged, hash_file, write_atomically
+from routetune.tasks.store.sealed import read_sealed, seal
 from routetune.tasks.targets import memo
 
 SCHEMA = 1

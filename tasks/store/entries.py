@@ -13,10 +13,10 @@ from typing import Any
 from routetune.tasks.canonical import dumps
 from routetune.tasks.store import names
 from routetune.tasks.store.blobs import Blobs
-from routetune.tasks.store.files import mark_used, set_aside, write_atomically
+from routetune.tasks.store.files import Damaged, mark_used, put_away, read_file, write_atomically
 from routetune.tasks.store.locks import using
 from routetune.tasks.store.mirror import Mirror
-from routetune.tasks.store.sealed import Damaged, seal, unseal
+from routetune.tasks.store.sealed import seal, unseal
 
 SCHEMA = 1
 
@@ -145,17 +145,13 @@ class Entries:
 
     def _read(self, path: Path, text: str | None) -> Entry | None:
         try:
-            return self._valid(path, path.read_bytes(), text)
+            return self._valid(path, read_file(path), text)
         except FileNotFoundError:
             return None
         except Damaged as damage:
-            if not path.exists():  # collected, with its blobs, since it was read
-                return None
-            why = str(damage)
-        except OSError as error:
-            why = f"it cannot be read: {error.strerror}"
-        set_aside(self.root, path, f"damaged entry: {why}")
-        return None
+            if path.exists():  # else it was collected, with its blobs, since it was read
+                put_away(self.root, path, "entry", damage)
+            return None
 
     def _fetched(self, path: Path, text: str | None) -> Entry | None:
         """The remote's entry with its blobs, and ours from now on; None where it has none that is whole."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import time
 import warnings
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,10 +19,22 @@ from routetune.tasks.errors import BadInput
 UNFINISHED = ".tmp-"
 
 _BLOCK = 1 << 20
+#: Bytes of the largest file that is read at once.
+_LARGEST = 1 << 30
+#: Errors of opening what is no file: a folder, a link, a pipe.
+OTHER_THINGS = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 
 
 class StoreWarning(UserWarning):
     """Something in the store was damaged; it was put aside and counts as missing."""
+
+
+class Damaged(Exception):
+    """The file is not what was written."""
+
+
+class Unreadable(Damaged):
+    """The file cannot be read now, whatever is in it."""
 
 
 def unfinished(folder: Path) -> Path:
@@ -87,16 +101,56 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
     sync_folder(folder.parent)
 
 
+def open_regular(path: Path, links: bool = True) -> BufferedReader:
+    """A file to read from.
+
+    Args:
+        links: whether the last part of the path may be one.
+
+    Raises:
+        OSError: it cannot be opened; with EINVAL, it is a pipe, a device or a socket, of which a read may
+            never end.
+    """
+    more = os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | more)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, "it is no regular file", str(path))
+    return open(descriptor, "rb")  # noqa: PTH123 - a descriptor, not a path
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a small file of the store.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        Damaged: it is a link, no regular file, or larger than any.
+        Unreadable: it may be whole, but cannot be read now.
+    """
+    try:
+        with open_regular(path, links=False) as file:
+            if (size := os.fstat(file.fileno()).st_size) > _LARGEST:
+                raise Damaged(f"it has {size} bytes, more than any such file")
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        kind = Damaged if error.errno in OTHER_THINGS else Unreadable
+        raise kind(f"it cannot be read: {error.strerror}") from error
+
+
 def hash_file(path: Path) -> str:
     """SHA-256 of the bytes of `path`, as hex; read in a stream."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def copy_hashed(source: Path, target: Path, mode: int = 0o666) -> str:
     """Copy `source` to the new file `target`, onto the disk; returns the SHA-256 of the bytes written."""
     found = hashlib.sha256()
-    with source.open("rb") as reader, open_new(target, mode) as writer:
+    with open_regular(source) as reader, open_new(target, mode) as writer:
         while block := reader.read(_BLOCK):
             found.update(block)
             writer.write(block)
@@ -131,6 +185,14 @@ def refuse_way_out(root: Path, path: Path) -> None:
             f"{path} leads out of the store {root}, to {os.path.realpath(path)}; the store follows no such "
             "links: remove the link, or move the whole store there and pass its new path"
         )
+
+
+def put_away(root: Path, path: Path, what: str, damage: Exception) -> None:
+    """Set a damaged file aside. One that cannot be read now is left where it is: it may be whole."""
+    if isinstance(damage, Unreadable):
+        warnings.warn(f"{path}: {what}: {damage}; counted as missing", StoreWarning, stacklevel=3)
+    else:
+        set_aside(root, path, f"damaged {what}: {damage}")
 
 
 def set_aside(root: Path, path: Path, why: str) -> None:

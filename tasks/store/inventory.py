@@ -12,10 +12,10 @@ from pathlib import Path
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import names
 from routetune.tasks.store.entries import SCHEMA
-from routetune.tasks.store.files import UNFINISHED
+from routetune.tasks.store.files import UNFINISHED, Damaged, open_regular
 from routetune.tasks.store.mirror import Mirror
 from routetune.tasks.store.remote import Remote
-from routetune.tasks.store.sealed import Damaged, body, unseal
+from routetune.tasks.store.sealed import body, unseal
 
 #: Enough of an entry to see whether it names blobs at all; raw samples behind that are not read.
 _HEAD = 256
@@ -177,7 +177,7 @@ def _named(mirror: Mirror, file: _Object) -> Kept:
 def _kept(file: File) -> Kept:
     """An entry with what it names; one that is damaged names nothing, and whoever asks for it finds out."""
     try:
-        with Path(file.path).open("rb") as opened:
+        with open_regular(Path(file.path), links=False) as opened:
             raw = opened.read(_HEAD)
             return named_by(file, raw if names_nothing(raw) else raw + opened.read())
     except OSError:

@@ -10,12 +10,12 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
-from routetune.tasks.store.files import make_folder
+from routetune.tasks.store.files import Damaged, make_folder, read_file
 
 #: Shared by all who use a file of the store, and held alone by who deletes some.
 IN_USE = "in-use.lock"
@@ -199,9 +199,9 @@ def runtime_folder() -> Path:
 def holder(path: Path) -> str:
     """Who holds the lock at `path`, in words; only for messages, since a dead holder's note may be left."""
     try:
-        note = json.loads(path.read_bytes())
+        note = json.loads(read_file(path))
         return f"process {note['pid']} ({note['what']}, since {note['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, Damaged, ValueError, KeyError, TypeError):
         return "another process"
 
 
@@ -245,5 +245,6 @@ def _is_still(descriptor: int, path: Path) -> bool:
 def _sign(descriptor: int, what: str) -> None:
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     note = json.dumps({"pid": os.getpid(), "what": what, "since": since}).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, note, 0)
+    with suppress(OSError):  # only messages need it, and where a disk is full, gc must get in
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, note, 0)

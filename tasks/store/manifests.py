@@ -17,9 +17,9 @@ from typing import Any
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
-from routetune.tasks.store.files import hash_file, refuse_way_out, write_atomically
+from routetune.tasks.store.files import Damaged, hash_file, refuse_way_out, write_atomically
 from routetune.tasks.store.mirror import mirror_of
-from routetune.tasks.store.sealed import Damaged, read_hashed, read_sealed, seal
+from routetune.tasks.store.sealed import read_hashed, read_sealed, seal
 from routetune.tasks.targets.memo import Memo, no_memo
 
 SCHEMA = 1

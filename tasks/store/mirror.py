@@ -20,14 +20,16 @@ from typing import TypeVar
 
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store.files import (
+    Damaged,
     StoreWarning,
     is_inside,
     make_folder,
+    read_file,
     unfinished,
     write_atomically,
 )
 from routetune.tasks.store.remote import CHUNK, Listed, Remote, Unreachable, checked
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.store.sealed import read_sealed, seal
 
 SCHEMA = 1
 #: Says of which remote a folder is the mirror.
@@ -250,8 +252,8 @@ class Mirror:
         """The files that are still to be offered; notes whose file never came are cleared away in time."""
         found = []
         for note in sorted((self.root / OUTBOX).glob("[0-9a-f]*")):
-            with suppress(OSError):
-                path = self.root / note.read_text()
+            with suppress(OSError, Damaged, ValueError):
+                path = self.root / read_file(note).decode()
                 if path.is_file() and is_inside(self.root, path):
                     found.append(path)
                 elif note.stat().st_mtime < time.time() - _LEFT:

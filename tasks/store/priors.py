@@ -16,9 +16,9 @@ from typing import Any
 from routetune.tasks.canonical import dumps, number, to_float
 from routetune.tasks.routes.tuning_log import LoggedTrial, TuningLog
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside
+from routetune.tasks.store.files import Damaged, put_away, read_file
 from routetune.tasks.store.mirror import Mirror, write_shared
-from routetune.tasks.store.sealed import Damaged, is_sealed, seal, unseal
+from routetune.tasks.store.sealed import is_sealed, seal, unseal
 
 SCHEMA = 1
 _FILE = re.compile(r"priors/[0-9a-f]{16}\.json")
@@ -82,22 +82,14 @@ class Priors:
             self.mirror.pull("priors", _FILE, is_sealed)
         for path in sorted(self.folder.glob("*.json")):
             try:
-                content = unseal(path.read_bytes())
+                content = unseal(read_file(path))
                 if content.get("schema") == SCHEMA:
                     source = str(content["source"])
                     yield content["target"], [(source, _from_json(trial)) for trial in content["trials"]]
             except FileNotFoundError:
                 continue
-            except (
-                Damaged,
-                OSError,
-                KeyError,
-                TypeError,
-                ValueError,
-                AttributeError,
-                OverflowError,
-            ) as damage:
-                set_aside(self.root, path, f"damaged priors: {damage}")
+            except (Damaged, *_OTHER_FORMS) as damage:
+                put_away(self.root, path, "priors", damage)
 
 
 def _to_json(trial: LoggedTrial) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from routetune.tasks.canonical import dumps
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside
+from routetune.tasks.store.files import Damaged, put_away, read_file
 from routetune.tasks.store.mirror import Mirror, write_shared
-from routetune.tasks.store.sealed import Damaged
 from routetune.tasks.trial import REPRODUCIBLE
 
 if TYPE_CHECKING:
@@ -249,7 +248,7 @@ class Records:
                 except FileNotFoundError:
                     continue  # merged into another meanwhile
                 except Damaged as damage:
-                    set_aside(self.root, part, f"damaged part of the records: {damage}")
+                    put_away(self.root, part, "part of the records", damage)
             # New parts come last, so anything else than the same beginning means that parts were merged.
             if self._parts(run)[: len(parts)] == parts:
                 return pa.concat_tables([_empty(columns), *tables.values()]), list(tables)
@@ -289,12 +288,7 @@ def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Damaged(f"it cannot be read: {error.strerror}") from error
+    raw = read_file(path)
     if not _is_part(path.name, raw):
         raise Damaged(f"its {len(raw)} bytes are not those that its name tells the digest of")
     try:

@@ -15,10 +15,10 @@ from typing import Any
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside
+from routetune.tasks.store.files import Damaged, put_away
 from routetune.tasks.store.locks import Busy, Lock, acquire, is_held
 from routetune.tasks.store.mirror import Mirror, write_shared
-from routetune.tasks.store.sealed import Damaged, is_sealed, read_sealed, seal
+from routetune.tasks.store.sealed import is_sealed, read_sealed, seal
 
 SCHEMA = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
@@ -280,7 +280,7 @@ class Runs:
         except FileNotFoundError:
             return None
         except (Damaged, TypeError) as damage:
-            set_aside(self.root, path, f"damaged run: {damage}")
+            put_away(self.root, path, "run", damage)
             return None
 
 

@@ -10,16 +10,13 @@ from typing import Any
 
 from routetune.tasks.canonical import dumps
 from routetune.tasks.errors import BadInput
+from routetune.tasks.store.files import Damaged, read_file
 
 # The check comes first and covers the bytes of the rest, so that neither the parser nor the order of keys
 # has a say in it.
 _HEAD = b'{"check":"'
 _TAIL = b'",'
 _BODY = len(_HEAD) + 64 + len(_TAIL)
-
-
-class Damaged(Exception):
-    """The file is not what was written."""
 
 
 def seal(content: Mapping[str, Any], indent: int | None = None) -> bytes:
@@ -75,7 +72,7 @@ def read_sealed(path: Path, schema: int, what: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: it is gone.
-        Damaged: it cannot be read, is not sealed, or has no schema.
+        Damaged: it cannot be read (then Unreadable), is not sealed, or has no schema.
         BadInput: a newer routetune wrote it.
     """
     return read_hashed(path, schema, what)[0]
@@ -92,12 +89,7 @@ def read_hashed(
         unread: a field that the caller does not want: where it can be passed over without being parsed, which
             is most of the time that a long one takes, it is missing from the answer.
     """
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Damaged(f"it cannot be read: {error.strerror}") from error
+    raw = read_file(path)
     digest = hashlib.sha256(raw).hexdigest()
     if digest == expected:
         text = b"{" + body(raw)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.canonical import dumps
-from routetune.tasks.store.files import set_aside, write_atomically
-from routetune.tasks.store.sealed import Damaged, read_sealed, seal
+from routetune.tasks.store.files import Damaged, put_away, write_atomically
+from routetune.tasks.store.sealed import read_sealed, seal
 
 SCHEMA = 1
 
@@ -37,7 +37,7 @@ class Seen:
         except FileNotFoundError:
             return None
         except (Damaged, KeyError) as damage:
-            set_aside(self.root, path, f"damaged environment: {damage}")
+            put_away(self.root, path, "environment", damage)
             return None
 
     def put(self, place: Mapping[str, str], fields: Mapping[str, Any]) -> None:

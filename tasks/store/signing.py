@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.errors import BadInput
 from routetune.tasks.reading import read_bounded
-from routetune.tasks.store.files import is_inside, write_atomically
+from routetune.tasks.store.files import Damaged, is_inside, open_regular, read_file, write_atomically
 from routetune.tasks.store.manifests import MANIFEST, BadPublication, Publication
 
 if TYPE_CHECKING:
@@ -149,9 +149,9 @@ def check_signature(publication: Publication, keys: Sequence[PublicKey]) -> str:
 def _manifest_bytes(publication: Publication) -> bytes:
     path = publication.engine.with_name(MANIFEST)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise BadPublication(f"manifest {path} cannot be read: {error.strerror}") from error
+        raw = read_file(path)
+    except (Damaged, OSError) as error:
+        raise BadPublication(f"manifest {path} cannot be read: {error}") from error
     if hashlib.sha256(raw).hexdigest() != publication.reference.manifest:
         raise BadPublication(f"manifest {path} was changed while it was being read")
     return raw
@@ -160,7 +160,7 @@ def _manifest_bytes(publication: Publication) -> bytes:
 def _signature(path: Path) -> bytes | None:
     """The bytes of a signature, at most one more than there should be; None where there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, links=False) as file:
             return file.read(_LENGTH + 1)
     except FileNotFoundError:
         return None

@@ -24,6 +24,7 @@ from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.store import manifests, names
 from routetune.tasks.store.files import (
     UNFINISHED,
+    Damaged,
     StoreWarning,
     hash_file,
     make_folder,
@@ -35,7 +36,7 @@ from routetune.tasks.store.locks import Busy, making
 from routetune.tasks.store.manifests import MANIFEST, POINTER, Pointer, Reference
 from routetune.tasks.store.mirror import Mirror
 from routetune.tasks.store.remote import Unreachable
-from routetune.tasks.store.sealed import Damaged, unseal
+from routetune.tasks.store.sealed import unseal
 
 SWITCHES = "switches"
 #: Seconds for which a look at the remote is good enough for who only looks.

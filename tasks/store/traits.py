@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.store import names
-from routetune.tasks.store.files import set_aside
+from routetune.tasks.store.files import Damaged, put_away
 from routetune.tasks.store.mirror import Mirror, write_shared
-from routetune.tasks.store.sealed import Damaged, is_sealed, read_sealed, seal
+from routetune.tasks.store.sealed import is_sealed, read_sealed, seal
 
 SCHEMA = 1
 
@@ -43,7 +43,7 @@ class Traits:
         except FileNotFoundError:
             return None
         except (Damaged, KeyError) as damage:
-            set_aside(self.root, path, f"damaged traits: {damage}")
+            put_away(self.root, path, "traits", damage)
             return None
 
     def _fetch(self, path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from routetune.tasks.errors import BadInput
-from routetune.tasks.store.sealed import Damaged, read_hashed, read_sealed, seal, unseal
+from routetune.tasks.store.files import Damaged
+from routetune.tasks.store.sealed import read_hashed, read_sealed, seal, unseal
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from routetune.tasks import store as layout
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.routes.route import Route
@@ -196,3 +198,87 @@ def test_every_file_in_turn_is_truncated_or_deleted_and_the_store_heals(tmp_path
         "manifest.json",
         "engine.onnx",
     }
+
+
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("part", [*layout._PARTS, layout.SCRATCH])
+@pytest.mark.parametrize("where", ["outside", "store/inside"])
+def test_a_part_that_is_a_link_is_refused_before_anything_is_done(tmp_path, part, where, write):
+    """What is written, read or collected through it would be somebody else's, or another part's."""
+    root = open_store(tmp_path / "store").root
+    (tmp_path / where / "old").mkdir(parents=True)
+    (root / part).symlink_to(tmp_path / where)
+    before = sorted(map(str, tmp_path.rglob("*")))
+    with pytest.raises(BadInput, match=rf"store/{part} is a link to .*; the store follows none"):
+        open_store(root, write=write)
+    assert sorted(map(str, tmp_path.rglob("*"))) == before
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOMEM])
+def test_what_cannot_be_read_now_is_missed_and_stays(tmp_path, monkeypatch, number):
+    """It may be whole: only what is damaged is set aside, where a collector takes it in time."""
+    store = open_store(tmp_path / "store")
+    engine = store.blobs.put_bytes(b"engine")
+    store.entries.put(KEYS[0], {"engine": {"digest": engine}}, [engine])
+    store.records.append([row(RUN, "digits", "e" * 16, Trial(Route()))])
+    with store.runs.open("digits", {"target": {}, "environment": {}}) as run:
+        run.finish("finished", {})
+    files = sorted(path for path in store.root.rglob("*") if path.is_file() and path.suffix != ".lock")
+    really = os.open
+
+    def failing(path, flags, *rest, **more):
+        if not flags & (os.O_CREAT | os.O_DIRECTORY):
+            raise OSError(number, os.strerror(number), str(path))
+        return really(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", failing)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert store.entries.get(KEYS[0]) is None
+        assert list(store.entries) == []
+        assert store.records.read().num_rows == 0
+        assert store.runs.list() == []
+    with pytest.raises(Missing, match="cannot be read"):
+        store.blobs.verified(engine)
+    monkeypatch.undo()
+    assert len(told) == 4 and all("cannot be read" in str(one.message) for one in told)
+    assert files == sorted(p for p in store.root.rglob("*") if p.is_file() and p.suffix != ".lock")
+    assert store.entries.get(KEYS[0]).blobs == (engine,)
+    assert store.blobs.verified(engine).read_bytes() == b"engine"
+    assert store.records.read().num_rows == len(store.runs.list()) == 1
+
+
+@pytest.mark.parametrize("thing", ["pipe", "folder", "link", "device"])
+def test_what_is_no_file_is_damage_and_holds_nothing_up(tmp_path, thing):
+    """A pipe planted in the store would hold every reader up for ever."""
+    store = open_store(tmp_path / "store")
+    engine = store.blobs.put_bytes(b"engine")
+    store.entries.put(KEYS[0], {"engine": {"digest": engine}}, [engine])
+    store.records.append([row(RUN, "digits", "e" * 16, Trial(Route()))])
+    with store.runs.open("digits", {"target": {}, "environment": {}}) as run:
+        run.finish("finished", {})
+    planted = [
+        path
+        for path in store.root.rglob("*")
+        if (path.is_file() and path.suffix in (".json", ".parquet")) or path.name == engine
+    ]
+    assert {path.relative_to(store.root).parts[0] for path in planted} == {
+        *("blobs", "entries", "records", "runs", "store.json")
+    }
+    for path in planted:
+        path.unlink()
+        if thing == "pipe":
+            os.mkfifo(path)
+        elif thing == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to("/dev/zero" if thing == "device" else "/etc/passwd")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        assert list(store.entries) == []
+        assert store.records.read().num_rows == 0
+        assert store.runs.list() == []
+        with pytest.raises((Missing, BadInput)):
+            store.blobs.verified(engine)
+        if thing != "folder":
+            open_store(store.root)
