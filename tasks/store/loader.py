@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import manifests, store_root
+from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.manifests import BadPublication, Publication
 from routetune.tasks.store.mirror import mirror_of, name_of
 from routetune.tasks.store.signing import KeySource, PublicKey, Untrusted, check_signature, public_keys
 from routetune.tasks.store.switches import Switches
 from routetune.tasks.targets.changes import Change, compare
+from routetune.tasks.targets.environment import Environment
 
 #: Fields of the environment that an engine cannot do without; any other difference makes it merely stale.
 #: On a CPU the instruction sets count, since layouts chosen for them are baked into the engine.
@@ -186,20 +189,23 @@ def _named(wish: _Wish, environment: str) -> Publication:
 
 def _choose(wish: _Wish) -> Publication:
     root, target, today = wish.root, wish.target, wish.today
+    own = None if today is None else Environment(dict(today)).key
     found: list[Publication] = []
-    broken: RoutetuneError | None = None
     for key in manifests.environments(root, target):
         try:
             publication = trusted(root, target, key, wish.keys)
         except RoutetuneError as error:
-            broken = error
+            # Another environment's must not take its place in silence; that of another is not missed.
+            if own in (None, key):
+                raise
+            warnings.warn(
+                f"{error}; passed over, as it is for another environment", StoreWarning, stacklevel=2
+            )
             continue
         if publication is not None:
             found.append(publication)
     if not found:
-        raise broken or BadInput(
-            f"target {target!r} is not published in store {name_of(root)}: tune it first"
-        )
+        raise BadInput(f"target {target!r} is not published in store {name_of(root)}: tune it first")
     fitting = found if today is None else _fitting(found, today)
     if len(fitting) == 1:
         return fitting[0]

@@ -186,13 +186,19 @@ class Publications:
         """
         place = manifests.home(self.root, target, environment)
         self.refresh(target)
-        try:
-            pointer = manifests.read_pointer(place)
-        except RoutetuneError as error:
-            return [str(error), *self._seals(place, keys)]
-        if pointer is None or not pointer.newest_first:
-            raise _nothing(target, environment)
-        return [problem for past in pointer.newest_first for problem in self._problems(place, past, keys)]
+        while True:
+            try:
+                pointer = manifests.read_pointer(place)
+            except RoutetuneError as error:
+                return [str(error), *self._seals(place, keys)]
+            if pointer is None or not pointer.newest_first:
+                raise _nothing(target, environment)
+            found = [
+                problem for past in pointer.newest_first for problem in self._problems(place, past, keys)
+            ]
+            # A publisher may have retired just what was being read.
+            if not found or _unmoved(place, pointer):
+                return found
 
     def rollback(self, target: str, environment: str) -> Publication:
         """Go back to the latest earlier generation that is whole; those that are not are warned of.
@@ -292,3 +298,10 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
 
 def _nothing(target: str, environment: str) -> BadInput:
     return BadInput(f"nothing is published for target {target!r} in environment {environment}: tune it first")
+
+
+def _unmoved(place: Path, pointer: Pointer) -> bool:
+    try:
+        return manifests.read_pointer(place) == pointer
+    except RoutetuneError:
+        return False

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from routetune.tasks.errors import RoutetuneError
@@ -58,12 +59,14 @@ class Shelf:
     """What the remote has of one target in one environment.
 
     Attributes:
-        switches: their numbers.
+        switches: their numbers; of those that were read, the ones that read well.
+        scrap: numbers of those that do not.
         files: generation -> names of its files.
     """
 
     place: Path
     switches: list[int] = field(default_factory=list)
+    scrap: set[int] = field(default_factory=set)
     files: dict[int, list[str]] = field(default_factory=dict)
 
     @property
@@ -134,7 +137,8 @@ class Switches:
         for past in reversed(pointer.newest_first):
             if past.generation not in shelf.files or (new and past == pointer.current):
                 self._give(place, past.generation)
-        turned = replace(pointer, switch=max(pointer.switch, shelf.newest) + 1)
+        after = max(pointer.switch, shelf.newest) + 1
+        turned = replace(pointer, switch=next(number for number in count(after) if number not in shelf.scrap))
         key, raw = self.mirror.key(self._path(place, turned.switch)), manifests.sealed_pointer(turned)
         # A lost answer makes our own switch look like somebody's: the bytes tell.
         if not self.mirror.remote.create(key, raw) and self.mirror.remote.read(key) != raw:
@@ -203,13 +207,14 @@ class Switches:
         if self.mirror.is_pending(place / POINTER):
             pointer = self._settled(shelf, pointer)
         if shelf.newest and (pointer is None or pointer.switch != shelf.newest):
-            theirs = self._read(place, shelf.newest)
+            theirs = self._latest(shelf)
             if theirs is None:
                 return
-            self._fetch_manifests(place, theirs)
-            make_folder(place)
-            manifests.write_pointer(place, theirs)
-            self._clear(place, theirs)
+            if theirs != pointer:
+                self._fetch_manifests(place, theirs)
+                make_folder(place)
+                manifests.write_pointer(place, theirs)
+                self._clear(place, theirs)
             pointer = theirs
         elif shelf.newest and pointer is not None and heal:
             self._fetch_manifests(place, pointer)
@@ -227,7 +232,7 @@ class Switches:
                 self.mirror.settle(place / POINTER)
                 return pointer
             shelf.switches = [at for one in self._listed(self.mirror.key(place)) for at in one.switches]
-        theirs = self._read(place, shelf.newest) if shelf.newest else None
+        theirs = self._latest(shelf)
         self.mirror.settle(place / POINTER)
         if theirs is None:  # only a writer that was killed has our number: there is nothing to go on with
             (place / POINTER).unlink(missing_ok=True)
@@ -247,6 +252,15 @@ class Switches:
             return manifests.read_pointer(place)
         except manifests.BadPublication:
             return None  # the remote heals it
+
+    def _latest(self, shelf: Shelf) -> Pointer | None:
+        """What the newest switch says that reads well: scrap behind it takes nothing away."""
+        while shelf.newest:
+            if (found := self._read(shelf.place, shelf.newest)) is not None:
+                return found
+            shelf.scrap.add(shelf.newest)
+            shelf.switches.remove(shelf.newest)
+        return None
 
     def _read(self, place: Path, switch: int) -> Pointer | None:
         path = self._path(place, switch)

@@ -5,6 +5,7 @@ import re
 import pytest
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput
+from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.loader import Refused, load_current
 from routetune.tasks.store.manifests import BadPublication
 from routetune.tasks.targets.environment import observe
@@ -163,7 +164,22 @@ def test_a_broken_neighbour_does_not_stop_a_service(store):
     publish(store, CPU)
     other = publish(store, GPU)
     (other.engine.parents[2] / "current.json").write_bytes(b"")
-    assert load_current(store.root, "digits", today=CPU).stale == ()
+    with pytest.warns(StoreWarning, match="passed over, as it is for another environment"):
+        assert load_current(store.root, "digits", today=CPU).stale == ()
+
+
+@pytest.mark.parametrize("what", ["current.json", "manifest.json", "engine.onnx"])
+@pytest.mark.parametrize("today", [CPU, None])
+def test_no_other_environments_engine_takes_the_place_of_a_damaged_one(store, what, today):
+    """Without today's environment it is not known whose is damaged, and nothing is served by guess."""
+    own = publish(store, CPU)
+    publish(store, CPU | {"version.numpy": "0"}, b"another")
+    path = own.engine.parents[2] / what if what == "current.json" else own.engine.with_name(what)
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-2])
+    wanted = BadInput if today is None and what == "engine.onnx" else BadPublication
+    with pytest.raises(wanted):
+        load_current(store.root, "digits", today=today)
 
 
 def test_engines_behind_links_are_refused(store, tmp_path):

@@ -319,3 +319,21 @@ def test_many_publishers_and_readers_at_once(store):
     assert current(store).reference.generation == 24
     assert store.publications.verify("digits", ENVIRONMENT) == []
     assert len(open_store(store.root).publications.environments("digits")) == 1
+
+
+def test_what_a_publisher_retires_meanwhile_is_no_problem(store, monkeypatch):
+    """Between the pointer and the files that it names, what it names may have gone."""
+    publish(store, FIRST)
+    publish(store, SECOND)
+    problems, turns = store.publications._problems, iter(range(2))
+
+    def meanwhile(place, past, keys):
+        if past.generation == 1 and next(turns) == 0:
+            store.publications.publish(
+                "digits", ENVIRONMENT, store.blobs.put_bytes(b"third"), manifest(), keep=2
+            )
+        return problems(place, past, keys)
+
+    monkeypatch.setattr(type(store.publications), "_problems", lambda self, *given: meanwhile(*given))
+    assert store.publications.verify("digits", ENVIRONMENT) == []
+    assert [past.reference.generation for past in store.publications.history("digits")] == [3, 2]

@@ -234,3 +234,18 @@ def act(root):
                 assert found in (FIRST, SECOND) and (stop.killed or found == SECOND)
             assert open_store(url).publications.verify("digits", ENVIRONMENT) == []
     assert kills > 20
+
+
+@pytest.mark.parametrize("number", [2, 7, 99_999_999])
+@pytest.mark.parametrize("content", [b"", b"scrap", b"{}"])
+def test_scrap_among_the_switches_takes_nothing_away(site: Site, number: int, content: bytes) -> None:
+    """Somebody who may only add to a bucket must not unpublish what is there, nor keep others from it."""
+    publish(site.open("one"), FIRST)
+    (site.bucket / f"publications/digits/{ENVIRONMENT}/switches/{number:08d}.json").write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        assert history(site.open("two")) == [1]
+        assert load_current(site.url, "digits").path.read_bytes() == FIRST
+        assert publish(site.open("one"), SECOND) == 2
+        assert history(site.open("three")) == [2, 1]
+        assert load_current(site.url, "digits").path.read_bytes() == SECOND
