@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -66,6 +68,7 @@ class OnnxRuntime:
         Raises:
             BadInput: a route, device or plugin that cannot be.
             BuildError: the library refuses the model or the route.
+            OSError: the disk is full, or the like; it says nothing of the route.
         """
         from routetune.tasks.engines.onnxruntime.knobs import check_route
         from routetune.tasks.engines.onnxruntime.session import applied_at_load, kind_of, provider_of
@@ -87,8 +90,10 @@ class OnnxRuntime:
             options = _options(provider, kind_of(order.device), knobs)
             built = Engine(order.output, digest, len(data), known_by, options)
             return self.settled(built, order.route)
-        except BaseException:
+        except BaseException as error:
             order.output.unlink(missing_ok=True)
+            if isinstance(error, BuildError):
+                _refuse_full_disk(order)
             raise
 
     def shaping(self, route: Mapping[str, str]) -> dict[str, str]:
@@ -165,6 +170,20 @@ def _loaded_on_cuda(engine: Engine, device: str, plugins: Iterable[str]) -> Runn
     except BaseException:
         stream.close()
         raise
+
+
+def _refuse_full_disk(order: BuildOrder) -> None:
+    """Raise OSError where an engine as large as the model finds no room: the library would blame that."""
+    probe = order.output.with_suffix(".room")
+    try:
+        with probe.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, order.model.stat().st_size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = str(order.output.parent)
+            raise OSError(error.errno, "no room for an engine", where) from error
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _compile(order: BuildOrder, provider: str) -> None:

@@ -29,7 +29,8 @@ def embed(model: ModelProto, folder: Path) -> bool:
         folder: where the source model lies, links not followed: its sidecars are named from there.
 
     Raises:
-        BuildError: the engine would be too large for one file, or a sidecar cannot be read.
+        BuildError: the engine would be too large for one file, or a sidecar is too short.
+        OSError: a sidecar cannot be read.
     """
     from onnx import TensorProto
 
@@ -61,19 +62,13 @@ def _place(tensor: TensorProto) -> tuple[str, int, int | None]:
 def _length(folder: Path, location: str, offset: int, length: int | None) -> int:
     if length is not None:
         return length
-    try:
-        return (folder / location).stat().st_size - offset
-    except OSError as error:
-        raise BuildError(f"sidecar {location} of the model cannot be read: {error}") from error
+    return (folder / location).stat().st_size - offset
 
 
 def _read(path: Path, offset: int, length: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read(length)
-    except OSError as error:
-        raise BuildError(f"sidecar {path.name} of the model cannot be read: {error}") from error
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(length)
     if len(data) != length:
         raise BuildError(f"sidecar {path.name} of the model ends after {len(data)} of {length} bytes")
     return data

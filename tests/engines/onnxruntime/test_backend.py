@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -376,3 +377,28 @@ def test_nothing_heavy_comes_with_the_backend() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("room", [0.3, 0.6, 0.9])
+def test_a_full_disk_is_no_fault_of_the_route(tmp_path: Path, room: float) -> None:
+    """The library says "Protobuf serialization failed", or nothing, and the route would have the blame."""
+    if os.getuid() != 0:
+        pytest.skip("mounting takes root")
+    model = cnn().model
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1 << 18, np.float32), "unused"))
+    model.graph.node.append(helper.make_node("Identity", ["unused"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1 << 18]))
+    onnx.save(model, tmp_path / "m.onnx")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = int((tmp_path / "m.onnx").stat().st_size * room)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr}")
+    try:
+        with pytest.raises(OSError, match="no room for an engine") as full:
+            build(tmp_path / "m.onnx", disk)
+        assert full.value.errno == errno.ENOSPC and not list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
