@@ -42,6 +42,7 @@ class SessionRunner:
         self._declared = _declared(session)
         # Output shapes by input shapes, as seen; None where they turned out not to follow from them.
         self._shapes: dict[Shapes, Shapes | None] = {}
+        self._misdeclared = False  # the model gives an output another shape than it says
         self._calls: list[_Call] = []
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -69,6 +70,7 @@ class SessionRunner:
                 # Either the shapes depend on values after all, or the run fails whatever the buffers.
                 outputs = self._run(fed, None)
                 self._shapes[shapes_of(fed.values())] = None
+                self._misdeclared |= self._declared not in (None, shapes_of(outputs.values()))
                 return outputs
         return self._run(fed, None)
 
@@ -80,8 +82,11 @@ class SessionRunner:
         """
         self.infer(inputs)  # so that the shapes known are those of these very values
         fed = self._checked(inputs)
-        bound = self._bound(fed, self._shapes[shapes_of(fed.values())])
-        call = _Call(self._session.run_with_iobinding, bound, self._flush)
+        shapes = self._shapes[shapes_of(fed.values())]
+        bound = self._bound(fed, shapes)
+        call = _Call(
+            self._session.run_with_iobinding, bound, self._flush, self._outputs if shapes is None else ()
+        )
         self._calls.append(call)
         return call
 
@@ -103,7 +108,10 @@ class SessionRunner:
         """The outputs' shapes for inputs of these shapes; runs once when not known."""
         key = shapes_of(fed.values())
         if key not in self._shapes:
-            self._shapes[key] = self._declared or shapes_of(self._run(fed, None).values())
+            learned = (
+                None if self._misdeclared else self._declared or shapes_of(self._run(fed, None).values())
+            )
+            self._shapes[key] = learned
         return self._shapes[key]
 
     def _run(self, fed: Mapping[str, Array], shapes: Shapes | None) -> dict[str, Array]:
@@ -125,8 +133,7 @@ class SessionRunner:
             bound.inputs.append(element.packed(array))
             _bind(bound.binding.bind_input, name, element, array.shape, bound.inputs[-1])
         if shapes is None:
-            for name in self._outputs:
-                bound.binding.bind_output(name)
+            bind_anew(bound.binding, self._outputs)
             return bound
         for (name, element), shape in zip(self._outputs.items(), shapes, strict=True):
             bound.outputs.append(element.sentinel(shape))
@@ -144,17 +151,26 @@ class _Bound:
 
 
 class _Call:
-    """One prepared inference; calling it does little else than run."""
+    """One prepared inference; calling it does little else than run.
 
-    __slots__ = ("_binding", "_bound", "_mode", "_run")
+    Args:
+        unbound: the outputs whose buffers are the library's own.
+    """
 
-    def __init__(self, run: Callable[[Any], None], bound: _Bound, flush: bool) -> None:
+    __slots__ = ("_binding", "_bound", "_mode", "_run", "_unbound")
+
+    def __init__(
+        self, run: Callable[[Any], None], bound: _Bound, flush: bool, unbound: Iterable[str] = ()
+    ) -> None:
         self._run = run
+        self._unbound = tuple(unbound)
         self._bound: _Bound | None = bound
         self._binding = bound.binding
         self._mode = FlushingMode() if flush else None
 
     def __call__(self) -> None:
+        if self._unbound:
+            bind_anew(self._binding, self._unbound)
         if self._mode is None:
             self._run(self._binding)
             return
@@ -167,6 +183,17 @@ class _Call:
     def close(self) -> None:
         self._run = _refuse
         self._binding = self._bound = self._mode = None
+
+
+def bind_anew(binding: Any, outputs: Iterable[str]) -> None:
+    """Leave outputs to the library.
+
+    Its own buffer of the last run would count as given, and be compared with what the model declares, which
+    is not always so.
+    """
+    binding.clear_binding_outputs()
+    for name in outputs:
+        binding.bind_output(name)
 
 
 def _refuse(binding: None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from routetune.tasks.engines import cuda
 from routetune.tasks.engines.cuda import Array, Buffer, Inference, Stream
 from routetune.tasks.engines.memory import lacks_memory
-from routetune.tasks.engines.onnxruntime.runner import Closed, SessionRunner, shapes_of
+from routetune.tasks.engines.onnxruntime.runner import Closed, SessionRunner, bind_anew, shapes_of
 
 if TYPE_CHECKING:
     from routetune.tasks.engines.onnxruntime.runner import Shapes
@@ -116,6 +116,7 @@ class _Frame(Inference):
         self._inputs: dict[str, tuple[Element, Buffer]] = {}
         self._outputs: dict[str, tuple[Buffer, Array]] = {}
         self._kept: list[Array] = []  # what copies in the stream may still read
+        self._unbound: tuple[str, ...] = ()
 
     def bind(
         self,
@@ -132,11 +133,11 @@ class _Frame(Inference):
         for name, element in outputs.items():
             self._elements[name] = element
             if name not in shapes:
-                self._binding.bind_output(name)
                 continue
             sentinel = element.sentinel(shapes[name])
             self._outputs[name] = Buffer(sentinel.nbytes), sentinel
             self._bind(self._binding.bind_output, name, element, shapes[name], self._outputs[name][0])
+        self._unbound = () if shapes else tuple(outputs)
         self.fill(fed)
 
     def fill(self, fed: Mapping[str, Array]) -> None:
@@ -151,6 +152,8 @@ class _Frame(Inference):
     def enqueue(self) -> None:
         """Put one inference, or the launch of its graph, into the stream."""
         try:
+            if self._unbound:
+                bind_anew(self._binding, self._unbound)
             self._run(self._binding, self._options)
         except Exception as error:
             if (told := named(error)) is error:

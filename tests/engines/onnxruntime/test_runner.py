@@ -213,6 +213,25 @@ def test_a_shape_that_the_model_declares_wrongly(load: Open) -> None:
     inputs = {"x": np.arange(6, dtype=np.float32), "to": np.array([3, 2])}
     for _ in range(2):
         assert runner.infer(inputs)["y"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    call = runner.prepare(inputs)
+    for _ in range(3):
+        call()
+    (found,) = call._binding.get_outputs()  # type: ignore[attr-defined]
+    assert found.numpy().tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_shape_that_was_declared_wrongly_is_not_tried_again(
+    load: Open, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each try is a run that fails, and a red line in a service's log."""
+    model = graph([node("Reshape x to -> y")], x=("n",), y=(2, 2), others={"to": ("INT64", (2,))})
+    runner = load(model)
+    runner.infer({"x": np.arange(6, dtype=np.float32), "to": np.array([3, 2])})
+    capfd.readouterr()
+    for rows in (4, 5, 6):
+        given = {"x": np.arange(2 * rows, dtype=np.float32), "to": np.array([rows, 2])}
+        assert runner.infer(given)["y"].shape == (rows, 2)
+    assert "Got invalid dimensions" not in capfd.readouterr().err
 
 
 def test_outputs_that_are_inputs_weights_or_each_other(load: Open) -> None:
