@@ -70,7 +70,7 @@ class Bench:
     Attributes:
         references: the reference outputs, one dict per input set; filled by the first stage.
         labels: input set -> blob of its labels, where it has any.
-        calibration: what the placements of this run are made from, once it is needed.
+        calibrations: what placements are made from, once it is needed: with ranges (True), and without.
         control: the trial that candidates are timed against; the default route's, where that runs.
         engines: identity of an engine -> the first trial that had it.
         trials: every trial of the run, by route id, in the order they were asked for.
@@ -90,7 +90,7 @@ class Bench:
     references: list[dict[str, Any]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     timing_inputs: str = ""
-    calibration: dict[str, Any] | None = None
+    calibrations: dict[bool, dict[str, Any]] = field(default_factory=dict)
     control: Trial | None = None
     engines: dict[str, Trial] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)

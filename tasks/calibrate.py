@@ -1,10 +1,11 @@
-"""Stage: the ranges by which the model is quantised, found once on the reference inputs."""
+"""Stage: the model that all placements are made from, and the ranges by which it is quantised."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from routetune.tasks.bench import Bench
+from routetune.tasks.engines.places import Placement
 from routetune.tasks.report import progress
 from routetune.tasks.stage import stage
 from routetune.tasks.store.keys import code_digest
@@ -16,19 +17,15 @@ CALIBRATE = "routetune.tasks.engines.calibration:calibrate"
 
 @stage("calibrate", of="input set")
 def calibrate(bench: Bench, references: list[dict[str, Any]]) -> dict[str, Any]:
-    """Calibrate the model on the inputs of the references, and note it on the bench.
+    """Prepare the model, and find its ranges on the inputs of the references where a route can ask for Q/DQ.
 
     They are the user's own inputs where there are any, else the drawn ones.
 
     Returns: the blobs "prepared" and "ranges", as `engines.calibration` makes them; or {"failure"}, of which
-        each route with a place then dies, and no other.
+        each route that needs it then dies, and no other.
     """
     progress.tell(progress.Snapshot("calibration"))
-    # Without places there is nothing to find ranges for: the model is only prepared.
-    sets = _chosen(references) if bench.subject.model.places else []
-    answer = bench.answer(_key(bench, sets), lambda: _make(bench, sets))
-    bench.calibration = answer.value
-    return bench.calibration
+    return _calibrated(bench, references, _asks_for_ranges(bench))
 
 
 def is_needed(bench: Bench) -> bool:
@@ -36,12 +33,28 @@ def is_needed(bench: Bench) -> bool:
     return names_places(bench.subject.target.search.routes)
 
 
-def calibration_of(bench: Bench) -> dict[str, Any]:
-    """The run's calibration; made now where nothing asked for it before."""
-    if bench.calibration is None:
-        calibrate.fn(bench, bench.references)  # type: ignore[attr-defined]
-    assert bench.calibration is not None
-    return bench.calibration
+def calibration_of(bench: Bench, placement: Placement) -> dict[str, Any]:
+    """What a placement is made from; made now where nothing asked for it before.
+
+    One without Q/DQ needs no ranges, so it does not fail where none can be found.
+    """
+    found = _calibrated(bench, bench.references, bool(placement.nodes) or _asks_for_ranges(bench))
+    if "failure" in found and not placement.nodes:
+        return _calibrated(bench, bench.references, ranges=False)
+    return found
+
+
+def _asks_for_ranges(bench: Bench) -> bool:
+    """Whether a route of the target's can put Q/DQ around a node."""
+    places = {place.name for place in bench.subject.model.places}
+    return any(term.knob.name in places for term in bench.space.terms)
+
+
+def _calibrated(bench: Bench, references: list[dict[str, Any]], ranges: bool) -> dict[str, Any]:
+    if ranges not in bench.calibrations:
+        sets = _chosen(references) if ranges else []
+        bench.calibrations[ranges] = bench.answer(_key(bench, sets), lambda: _make(bench, sets)).value
+    return bench.calibrations[ranges]
 
 
 def _chosen(references: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def source_of(bench: Bench, route: Route) -> Source:
     rest, placement = split(route, bench.subject.model)
     if placement is None:
         return Source(bench.subject.model.digest, rest)
-    if failure := calibration_of(bench).get("failure"):
+    if failure := calibration_of(bench, placement).get("failure"):
         return Source("", rest, placement, failure)
     key = _key(bench, placement)
     value = bench.answer(key, lambda: ({"model": _write(bench, placement)}, [])).value
@@ -71,7 +71,7 @@ def model_of(bench: Bench, source: Source) -> Path:
 
 
 def _key(bench: Bench, placement: Placement) -> dict[str, Any]:
-    calibration = calibration_of(bench)
+    calibration = calibration_of(bench, placement)
     return bench.key(
         "rewrite",
         code_digest("routetune.tasks.engines.qdq"),
@@ -85,7 +85,7 @@ def _key(bench: Bench, placement: Placement) -> dict[str, Any]:
 
 def _write(bench: Bench, placement: Placement) -> dict[str, Any]:
     _make_room(bench)
-    calibration = calibration_of(bench)
+    calibration = calibration_of(bench, placement)
     files = {name: str(bench.store.blobs.verified(calibration[name])) for name in ("prepared", "ranges")}
     order = {
         "placement": placement.as_order(),

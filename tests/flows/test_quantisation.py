@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from routetune.data import folder
 from routetune.tasks import rewrite
 from routetune.tasks.bench import Bench, open_bench
@@ -289,6 +290,41 @@ def test_a_model_that_cannot_be_calibrated_is_tuned_without_places(
     [failure] = {trial.failure for route, trial in trials.items() if route in outcomes}
     assert failure is not None and failure.step == "calibrate"
     assert "export it for opset 13 or above" in failure.reason
+
+
+@pytest.mark.parametrize(("routes", "ranges"), [("@fp16=[*] @dynamic=[*]", 0), ("@last=[*] @fp16=[*]", 1)])
+def test_ranges_are_found_only_where_a_route_can_ask_for_them(
+    write: Callable[..., Path], store: Store, routes: str, ranges: int
+) -> None:
+    _, trials = tune(write(routes, tolerance=1e9), store)
+    assert all(trial.failure is None for trial in trials.values())
+    [calibration] = [entry for entry in store.entries if entry.key["stage"] == "calibrate"]
+    assert bool(calibration.key["inputs"]) is bool(ranges)
+
+
+def test_where_no_ranges_can_be_found_only_qdq_fails(tmp_path: Path, store: Store) -> None:
+    """The library calibrates on no bfloat16 inputs."""
+    x = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [4, 6])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 5])
+    nodes = [
+        helper.make_node("Cast", ["x"], ["f"], "cast", to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["f", "w"], ["y"], "product"),
+    ]
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((6, 5), np.float32), "w")
+    model = helper.make_graph(nodes, "g", [x], [y], [weight])
+    onnx.save(
+        helper.make_model(model, opset_imports=[helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "m.onnx",
+    )
+    path = tmp_path / "target.toml"
+    path.write_text(quick("plain", "m.onnx", "@product=[*] @fp16=[*]", accuracy={"tolerance": 1e9}))
+    _, trials = tune(path, store)
+    assert {route: str(trial.outcome) for route, trial in trials.items()} == {
+        "": "eligible",
+        "@fp16=on": "eligible",
+        "@product=on": "failed",
+        "@product=on @fp16=on": "failed",
+    }
 
 
 def test_only_commands_that_know_the_model_reproduce_a_place() -> None:
