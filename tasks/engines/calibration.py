@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from routetune.tasks.arrays import load_arrays
 from routetune.tasks.engines.base import BuildError
-from routetune.tasks.engines.normal import normalise, outputs_by_nodes, raised
-from routetune.tasks.targets.places import CHANNEL_OPSET, FIRST_OPSET, OPERATORS, node_names
+from routetune.tasks.engines.normal import free_suffixes, normalise, outputs_by_nodes, raised
+from routetune.tasks.targets.places import CHANNEL_OPSET, FIRST_OPSET, OPERATORS, node_names, places_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -85,6 +85,7 @@ def prepare(source: Path, output: Path, per_channel: bool, plugins: Sequence[str
     onnx.save(raised(model, CHANNEL_OPSET if per_channel else FIRST_OPSET), output)
     model = _folded(output, plugins)
     outputs_by_nodes(model)
+    free_suffixes(model, {node for place in places_of(model, "node") for node in place.nodes})
     model = onnx.shape_inference.infer_shapes(model)
     used = {operator.rpartition(":")[0] for operator in count_operators(model)}
     for entry in list(model.opset_import):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.engines.base import BuildError
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 #: From this version of the format on, constants need not be inputs too; before it, all of them are constants.
 FREE_CONSTANTS = 4
+#: How names end that onnxruntime.quantization makes up.
+_MADE_UP = re.compile(
+    r"(?i)(quantizelinear(_(in|out)put)?|_(scale|zero_point|quant|quantized|mul|matmul|cast|add))(_[0-9]+)?$"
+)
 #: TensorProto.FLOAT16, without importing onnx.
 _HALF = 10
 
@@ -34,6 +39,30 @@ def normalise(model: ModelProto) -> None:
     for node in model.graph.node:
         if node.op_type == "Gemm" and len(node.input) == 3:
             _multiply_bias(model, node)
+
+
+def free_suffixes(model: ModelProto, kept: Collection[str]) -> None:
+    """Rename what is called as the quantiser calls what it adds: it does not look whether a name is free.
+
+    Args:
+        kept: nodes whose names stay.
+    """
+    graph = model.graph
+    ends = {value.name for value in (*graph.input, *graph.output)}
+    taken = tensors(model)
+    renamed = {
+        name: free_name(f"{name}_given", taken) for name in sorted(taken - ends) if _MADE_UP.search(name)
+    }
+    for node in nodes(graph):
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for value in (*graph.initializer, *graph.value_info):
+        value.name = renamed.get(value.name, value.name)
+    names = {node.name for node in graph.node}
+    for node in graph.node:
+        if node.name not in kept and _MADE_UP.search(node.name):
+            names.add(free := free_name(f"{node.name}_given", names))
+            node.name = free
 
 
 def raised(model: ModelProto, least: int) -> ModelProto:

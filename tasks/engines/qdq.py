@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 #: What the library puts behind the name of a Gemm that it makes a MatMul of.
 _PRODUCT = "_MatMul"
-#: Operators that 16-bit floats must leave alone: their scales are 32-bit floats.
-_INTEGER = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger")
+#: Operators that 16-bit floats must leave alone, since their scales have 32 bits: ONNX's, and ONNX Runtime's.
+_INTEGER = re.compile(
+    r"(Dynamic)?QuantizeLinear|DequantizeLinear|QLinear.*|.*Integer(ToFloat)?|Q[A-Z].*|DynamicQuantize.*"
+)
 
 
 def rewrite(
@@ -240,16 +243,34 @@ def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProt
     # A declared type is taken for a tensor that is computed, and cast back for what must have 32 bits.
     constants = {one.name for one in model.graph.initializer}
     keep(model.graph.value_info, [one for one in model.graph.value_info if one.name not in constants])
+    integer = {node.op_type for node in model.graph.node if _INTEGER.fullmatch(node.op_type)}
+    blocked = {*float16.DEFAULT_OP_BLOCK_LIST, *integer}
     changed: ModelProto = float16.convert_float_to_float16(
         model,
         keep_io_types=True,
         disable_shape_infer=as_prepared,
-        op_block_list=[*float16.DEFAULT_OP_BLOCK_LIST, *_INTEGER],
+        op_block_list=[*blocked],
         node_block_list=besides,
     )
     _once(changed)
-    _join(changed, {*besides, *(node.name for node in model.graph.node if node.op_type in _INTEGER)})
+    _as_they_were(changed, blocked)
+    _join(changed, {*besides, *(node.name for node in model.graph.node if _INTEGER.fullmatch(node.op_type))})
     return changed
+
+
+def _as_they_were(model: ModelProto, blocked: Collection[str]) -> None:
+    """Let operators that were left alone give the model's outputs themselves: the library has their results
+    taken for 16-bit floats and cast back, which they are not."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    outputs = {value.name for value in model.graph.output}
+    for cast in [node for node in model.graph.node if node.op_type == "Cast" and node.output[0] in outputs]:
+        maker, name = makers.get(cast.input[0]), cast.input[0]
+        if maker is None or maker.op_type not in blocked:
+            continue
+        maker.output[:] = [cast.output[0] if one == name else one for one in maker.output]
+        model.graph.node.remove(cast)
+        for node in every_node(model.graph):
+            node.input[:] = [cast.output[0] if one == name else one for one in node.input]
 
 
 def _once(model: ModelProto) -> None:

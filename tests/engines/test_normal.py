@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 from routetune.tasks.targets.quantization import Quantization
 
 from tests.engines.rewriting import Arrays, calibrated, rewritten
@@ -187,3 +188,89 @@ def test_with_a_scale_for_each_channel_only_matrices_are_scaled_while_running(
     (scaled, left), (wanted, same) = run(changed, ROWS), run(source, ROWS)
     assert np.linalg.norm(scaled - wanted) / np.linalg.norm(wanted) < 0.03
     assert np.array_equal(left, same)
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS, "both"])
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_the_rest_of_a_model_that_is_partly_quantised(form: str, placement: str, tmp_path: Path) -> None:
+    """As the same library has written it: what is added must not take the names of what is there."""
+    nodes = [
+        *(CONVOLUTION, helper.make_node("Sigmoid", ["h"], ["s"], "sigmoid")),
+        helper.make_node("Conv", ["s", "v"], ["t"], "second"),
+        helper.make_node("Mul", ["t", "t"], ["m"], "square"),
+        helper.make_node("Conv", ["m", "u"], ["y"], "third"),
+    ]
+    constants = [CONV, weight("v", 4, 4, 3, 3), weight("u", 4, 4, 1, 1)]
+    whole = tmp_path / "whole.onnx"
+    onnx.save(model(nodes, IMAGE, [Y], constants), whole)
+    source = tmp_path / "model.onnx"
+    quantize_static(
+        whole,
+        source,
+        Reader(),
+        quant_format=QuantFormat[form],
+        nodes_to_exclude=["place", "third"],
+    )
+    wanted = run(source, IMAGE, as_written=True)
+    files = calibrated(source, tmp_path, [IMAGE])
+    asked = {"nodes": ["place", "third"]} if placement == "both" else PLACEMENTS[placement]
+    changed = rewritten(files, tmp_path / "changed.onnx", **asked)
+    onnx.checker.check_model(changed)
+    if "nodes" in asked:
+        kinds = [node.op_type for node in onnx.load(changed).graph.node]
+        before = [node.op_type for node in onnx.load(source).graph.node]
+        assert kinds.count("QuantizeLinear") > before.count("QuantizeLinear")
+    for one, array in zip(run(changed, IMAGE), wanted, strict=True):
+        assert np.linalg.norm(one - array) / np.linalg.norm(array) < 0.05
+
+
+class Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.feeds = iter([IMAGE])
+
+    def get_next(self) -> Arrays | None:
+        return next(self.feeds, None)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("name", ["x_scale", "x_QuantizeLinear_Output", "w_quantized", "x_zero_point"])
+def test_tensors_that_are_called_as_what_is_added(name: str, placement: str, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "c"], [name], "place"),
+        helper.make_node("Neg", [name], ["y"], "place_quant"),
+    ]
+    source = tmp_path / "model.onnx"
+    onnx.save(model(nodes, ROWS, [Y], PRODUCT), source)
+    files = calibrated(source, tmp_path, [ROWS])
+    changed = rewritten(files, tmp_path / "changed.onnx", **PLACEMENTS[placement])
+    (found,), (wanted,) = run(changed, ROWS), run(source, ROWS)
+    assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.03
+
+
+def test_trees_give_the_outputs_themselves_where_the_rest_has_16_bits(tmp_path: Path) -> None:
+    """They compute in 32 bits and are left alone; what they give must not be taken for 16-bit floats."""
+    tree = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["h"],
+        ["y"],
+        "tree",
+        domain="ai.onnx.ml",
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_featureids=[0, 0, 0],
+        nodes_values=[0.0, 0.0, 0.0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
+        target_treeids=[0, 0],
+        target_nodeids=[1, 2],
+        target_ids=[0, 0],
+        target_weights=[-1.5, 2.5],
+        n_targets=1,
+    )
+    nodes = [helper.make_node("Gemm", ["x", "w", "c"], ["h"], "place"), tree]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    source = tmp_path / "model.onnx"
+    onnx.save(model(nodes, ROWS, [Y], PRODUCT, opsets=opsets), source)
+    changed = rewritten(calibrated(source, tmp_path, [ROWS]), tmp_path / "changed.onnx", half=True)
+    assert np.array_equal(run(changed, ROWS)[0], run(source, ROWS)[0])
