@@ -66,8 +66,7 @@ def acquire(path: Path, what: str, timeout: float | None = None) -> Lock:
     make_folder(path.parent)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = _opened(path)
         try:
             _wait(descriptor, path, deadline)
             if _is_still(descriptor, path):
@@ -121,7 +120,7 @@ def clearing(root: Path) -> Iterator[None]:
 def _flocked(path: Path, how: int) -> Iterator[None]:
     # The file stays, unlike those of `acquire`: it is locked thousands of times in a run.
     make_folder(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = _opened(path)
     try:
         _flock(descriptor, path, how)
         yield
@@ -203,6 +202,14 @@ def holder(path: Path) -> str:
         return f"process {note['pid']} ({note['what']}, since {note['since']})"
     except (OSError, Damaged, ValueError, KeyError, TypeError):
         return "another process"
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | flags, 0o666)
+    except PermissionError:  # another user's; NFS alone asks for more than reading
+        return os.open(path, os.O_RDONLY | flags & ~os.O_CREAT)
 
 
 def _wait(descriptor: int, path: Path, deadline: float | None) -> None:

@@ -137,6 +137,12 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
         if base:
             yield base
         yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names if alias.name != "*")
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_name(node.value):
+        yield node.value  # as importlib is told
+
+
+def _is_name(text: str) -> bool:
+    return all(map(str.isidentifier, text.split(".")))
 
 
 def _defined(text: bytes) -> set[str]:

@@ -197,7 +197,8 @@ def _tensor(value: ValueInfoProto, role: str, path: Path) -> TensorInfo:
     if dtype not in SUPPORTED:
         raise BadInput(
             f"model {path}: {role} {value.name!r} is of type {dtype}, which cannot be fed or compared; "
-            f"convert it inside the model to a tensor of one of {', '.join(sorted(SUPPORTED))}"
+            f"convert it inside the model to a tensor of one of {', '.join(sorted(SUPPORTED))}, or leave it "
+            "out of the export (of scikit-learn's classifiers: zipmap=False, and classes that are integers)"
         )
     return TensorInfo(value.name, dtype, _shape(value.type.tensor_type))
 

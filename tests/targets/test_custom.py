@@ -30,7 +30,10 @@ def test_nothing_is_run_and_every_neighbour_counts(
     tmp_path: Path, relu: onnx.ModelProto, target: MakeTarget
 ) -> None:
     (tmp_path / "mine.py").write_text("import near\nraise SystemExit\ndef loss(r, c, labels): return near.x")
-    (tmp_path / "near.py").write_text("from parts.deep import x")
+    (tmp_path / "near.py").write_text(
+        "from parts.deep import x\nimport importlib\nimportlib.import_module('told')"
+    )
+    (tmp_path / "told.py").write_text("")
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "__init__.py").write_text("")
     (tmp_path / "parts" / "deep.py").write_text("from . import other\nx = 1")
@@ -38,11 +41,12 @@ def test_nothing_is_run_and_every_neighbour_counts(
     (tmp_path / "unused.py").write_text("")
     wanted = target(relu, accuracy={"metric": "mine:loss"})
     seen = {digest(wanted)}
-    for name in ("mine.py", "near.py", "parts/__init__.py", "parts/deep.py", "parts/other.py"):
+    parts = ("parts/__init__.py", "parts/deep.py", "parts/other.py")
+    for name in ("mine.py", "near.py", "told.py", *parts):
         with (tmp_path / name).open("a") as file:
             file.write("\n# changed")
         seen.add(digest(wanted))
-    assert len(seen) == 6
+    assert len(seen) == 7
     (tmp_path / "unused.py").write_text("y = 2")
     assert digest(wanted) in seen
 
