@@ -127,14 +127,20 @@ def pins_of(store: Store) -> dict[str, str]:
     # The latest run of each place, since what was published before is beaten on none of them.
     for run in _latest(runs):
         rows = store.records.read(run.id, columns=_COLUMNS).to_pylist()
-        within = run.bound_to.get("target", {}).get("timing", {}).get("finalists", Timing().finalists)
-        pins |= dict.fromkeys(frontier_engines(rows, within), "frontier")
+        pins |= dict.fromkeys(frontier_engines(rows, _finalists(run)), "frontier")
         pins |= dict.fromkeys(_controls(rows), "control")
     folder = store.root / "publications"
     for target in sorted(path.name for path in folder.glob("*") if path.is_dir()):
         for environment in store.publications.environments(target):
             pins |= _published(store, target, environment)
     return pins
+
+
+def _finalists(run: RunRecord) -> int:
+    """How many finalists its target has; what else a run may hold is not what we wrote."""
+    timing = run.bound_to.get("target", {}).get("timing")
+    found = timing.get("finalists") if isinstance(timing, dict) else None
+    return found if type(found) is int and found > 0 else Timing().finalists
 
 
 def _published(store: Store, target: str, environment: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from routetune.tasks.canonical import digest
+from routetune.tasks.canonical import digest, to_float
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store import names
 from routetune.tasks.store.files import Damaged, hash_file, refuse_way_out, write_atomically
@@ -28,6 +28,16 @@ _LONGEST = "duel"
 _LARGE = frozenset({_LONGEST, "excluded", "accuracy", "conditions", "decision", "remarks", "times"})
 #: What every reader of a manifest needs.
 NEEDED = {"bound_to": dict, "options": dict, "route": str}
+#: What those have that we write; the newest parts may be missing.
+_WRITTEN = {
+    "accuracy": dict,
+    "decision": dict,
+    "environment_label": str,
+    "objective": dict,
+    "published_at": str,
+    "speed": dict,
+    "times": dict,
+}
 #: Far above what anyone publishes.
 _LAST = 10**9
 POINTER, MANIFEST, GENERATIONS = "current.json", "manifest.json", "generations"
@@ -201,6 +211,10 @@ def _check_content(manifest: Mapping[str, Any], place: Path, generation: int) ->
     for name, kind in NEEDED.items():
         if not isinstance(manifest.get(name), kind):
             raise Damaged(f"its {name!r} is not a {kind.__name__}")
+    for name, kind in _WRITTEN.items():
+        if name in manifest and not isinstance(manifest[name], kind):
+            raise Damaged(f"its {name!r} is not a {kind.__name__}")
+    _check_speed(manifest.get("speed", {}))
     if not isinstance(manifest["bound_to"].get("environment"), dict):
         raise Damaged("its 'bound_to' does not hold the dict 'environment'")
     found = [manifest.get(name) for name in ("target", "environment_key", "generation")]
@@ -209,6 +223,14 @@ def _check_content(manifest: Mapping[str, Any], place: Path, generation: int) ->
             f"it is that of generation {found[2]!r:.80} of target {found[0]!r:.80} "
             f"in environment {found[1]!r:.80}"
         )
+
+
+def _check_speed(speed: Mapping[str, Any]) -> None:
+    try:
+        for name in ("ratio", "low", "high"):
+            to_float(speed.get(name, 1.0))
+    except (TypeError, ValueError) as error:
+        raise Damaged(f"its 'speed' is no speed: {error}") from error
 
 
 def check_engine(root: Path, path: Path, expected: str) -> Path:

@@ -286,8 +286,12 @@ class Runs:
 
 def _check_parts(record: RunRecord) -> None:
     """Raise Damaged where a part is not what `write` writes."""
-    dicts: list[Any] = [record.bound_to, record.summary]
+    bound: Any = record.bound_to
+    parts = [bound.get(name, {}) for name in ("target", "environment")] if isinstance(bound, dict) else []
+    dicts: list[Any] = [bound, record.summary, *parts]
     starts: Any = record.starts
+    if not all(isinstance(text, str) for text in (record.id, record.target, record.status, record.reason)):
+        raise Damaged("its words are none")
     if not isinstance(starts, list) or not all(isinstance(part, dict) for part in [*dicts, *starts]):
         raise Damaged("its parts are not tables")
     try:

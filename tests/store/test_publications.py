@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -337,3 +338,26 @@ def test_what_a_publisher_retires_meanwhile_is_no_problem(store, monkeypatch):
     monkeypatch.setattr(type(store.publications), "_problems", lambda self, *given: meanwhile(*given))
     assert store.publications.verify("digits", ENVIRONMENT) == []
     assert [past.reference.generation for past in store.publications.history("digits")] == [3, 2]
+
+
+TEXTS = ("environment_label", "published_at")
+PARTS = ("accuracy", "decision", "objective", "speed", "times", *TEXTS)
+WRONG = [(name, value) for name in PARTS for value in (None, [], 7)] + [("speed", {"ratio": "x"})]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_manifest_with_parts_of_another_kind_is_damaged(store, name, value):
+    """Sealed or not: whoever shows it would end in a traceback."""
+    right = {name: "2026-12-01T00:00:00+00:00" if name in TEXTS else {} for name in PARTS}
+    publish(store, FIRST)
+    found = current(store)
+    path = found.engine.with_name("manifest.json")
+    content = unseal(path.read_bytes()) | right | {name: value}
+    raw = seal(content, indent=2)
+    path.chmod(0o644)
+    path.write_bytes(raw)
+    pointer = found.engine.parents[2] / "current.json"
+    content = unseal(pointer.read_bytes()) | {"manifest": hashlib.sha256(raw).hexdigest()}
+    pointer.write_bytes(seal(content))
+    with pytest.raises(BadPublication, match=f"its '{name}' is no"):
+        current(store)

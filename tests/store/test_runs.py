@@ -11,7 +11,7 @@ import pytest
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store.files import StoreWarning
 from routetune.tasks.store.runs import RunInProgress
-from routetune.tasks.store.sealed import seal
+from routetune.tasks.store.sealed import seal, unseal
 
 BOUND = {"target": {"tolerance": 0.01}, "environment": {"cpu": "x"}}
 
@@ -154,11 +154,25 @@ def test_many_processes_that_start_at_once_make_one_run_at_a_time(store):
     assert [record.status for record in store.runs.list("digits")] == ["finished"] * 6
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"id": "x"}', seal({"schema": 1, "id": "x"}), None])
+OTHER_KINDS = [
+    {"bound_to": []},
+    {"bound_to": BOUND | {"target": []}},
+    {"bound_to": BOUND | {"environment": None}},
+    {"status": {}},
+    {"reason": None},
+    {"target": 7},
+]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"id": "x"}', seal({"schema": 1, "id": "x"}), None, *OTHER_KINDS], ids=str
+)
 def test_a_damaged_run_is_set_aside_and_a_new_one_starts(store, damage):
     run = store.runs.open("digits", BOUND)
     run.finish("interrupted")
     path = store.runs.folder / f"{run.id}.json"
+    if isinstance(damage, dict):
+        damage = seal(unseal(path.read_bytes()) | damage)
     if damage is None:
         path.rename(store.runs.folder / "20990101T000000Z-00000000.json")
     else:
