@@ -127,10 +127,10 @@ class Bench:
 
     def _answer(self, key: dict[str, Any], make: Make, holds: Holds) -> Answer:
         name = canonical.digest(key)
-        if (value := self._recalled(key)) is not None and holds(value):
+        if (value := self.known(key)) is not None and holds(value):
             return self._answered(name, value)
         with making(self.store.root, name):
-            earlier = self._recalled(key)
+            earlier = self.known(key)
             if earlier is not None and holds(earlier):
                 return self._answered(name, earlier)
             self._begun.add(name)  # before another device can find what is put
@@ -150,11 +150,7 @@ class Bench:
         return Answer(value, cached=not shared, shared=shared)
 
     def known(self, key: dict[str, Any]) -> dict[str, Any] | None:
-        """The value for `key` where the store has all of it, else None; nothing is made."""
-        return self._recalled(key)
-
-    def _recalled(self, key: dict[str, Any]) -> dict[str, Any] | None:
-        """The value of a whole entry; one that names damaged bytes is none, and is made anew."""
+        """The value for `key` where the store has all of it, every byte read, else None; nothing is made."""
         anew = self.refresh and canonical.digest(key) not in self._made
         entry = None if anew else self.store.entries.get(key)
         try:

@@ -12,17 +12,15 @@ from routetune.tasks.errors import RoutetuneError
 from routetune.tasks.judging import problem_of
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.tuning_log import parse_tokens
-from routetune.tasks.select import CONTROL, SPARE, Selection, duel
+from routetune.tasks.select import CONTROL, PUBLISHED, Selection, duel, loads_of
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication, check_engine
 from routetune.tasks.targets.changes import Change, compare
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import log_ratios
 from routetune.tasks.verdicts.intervals import estimate
-from routetune.tasks.verdicts.selection import Decision, loads_needed
+from routetune.tasks.verdicts.selection import Decision
 
-#: The published engine's name in a duel; no route can have it.
-PUBLISHED = "(published)"
 #: The kind of decision by which it stays.
 KEPT = "kept"
 
@@ -133,23 +131,19 @@ def _meet(bench: Bench, winner: Trial, incumbent: Trial) -> Meeting:
     assert bench.control is not None
     name = CONTROL if winner is bench.control else str(winner.route)
     two = {CONTROL: bench.control, PUBLISHED: incumbent}
+    count = loads_of(bench.subject.target.timing, 1)
     try:
-        loads = duel(bench, two | {name: winner}, _count(bench))
+        loads = duel(bench, two | {name: winner}, count)
     except StepFailed as failed:
         try:
             why = f"{winner.route.label} cannot be measured beside it ({failed})"
-            return Meeting(True, why, duel(bench, two, _count(bench)))
+            return Meeting(True, why, duel(bench, two, count))
         except StepFailed as own:
             return Meeting(False, f"could not be kept: it failed in a duel: {own}")
     found = estimate(log_ratios(loads, name, PUBLISHED), bench.subject.target.timing.confidence)
     if found.low > 1:
         return Meeting(False, f"is beaten: the winner is {found} as fast", loads)
     return Meeting(True, f"{winner.route.label} is {found} as fast, which does not beat it", loads)
-
-
-def _count(bench: Bench) -> int:
-    timing = bench.subject.target.timing
-    return max(timing.loads, loads_needed(1, timing.confidence, SPARE))
 
 
 def _defended(

@@ -13,17 +13,13 @@ from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.report import progress
 from routetune.tasks.routes.route import Route
 from routetune.tasks.routes.tuning_log import parse_tokens
-from routetune.tasks.select import CONTROL, SPARE, duel
+from routetune.tasks.select import CONTROL, PUBLISHED, duel, loads_of
 from routetune.tasks.stage import stage
 from routetune.tasks.store.loader import Published, load_current
 from routetune.tasks.targets.changes import compare
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import duel_figures, log_ratios
 from routetune.tasks.verdicts.intervals import Estimate, estimate
-from routetune.tasks.verdicts.selection import loads_needed
-
-#: The published engine's name in the duel.
-PUBLISHED = "(published)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +67,8 @@ def duel_again(bench: Bench, given: tuple[Published, Trial]) -> Duel:
         return Duel(problem=f"the control, {beside.route.label}, can no longer be built: {beside.reason}")
     bench.fleet.restart()
     timing = bench.subject.target.timing
-    count = max(timing.loads, loads_needed(1, timing.confidence, SPARE))
     try:
-        loads = duel(bench, {CONTROL: beside, PUBLISHED: trial}, count)
+        loads = duel(bench, {CONTROL: beside, PUBLISHED: trial}, loads_of(timing, 1))
     except StepFailed as failed:
         return Duel(problem=f"the duel with {beside.route.label} failed: {failed}")
     speed = estimate(log_ratios(loads, PUBLISHED, CONTROL), timing.confidence)

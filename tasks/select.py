@@ -15,14 +15,15 @@ from routetune.tasks.report import progress
 from routetune.tasks.report.summary import trial_summary
 from routetune.tasks.stage import stage
 from routetune.tasks.store.manifests import Publication
+from routetune.tasks.targets.schema import Timing
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import duel_figures, enough, log_ratios, quietest
 from routetune.tasks.verdicts.rounds import PATIENCE
 from routetune.tasks.verdicts.selection import Decision, DuelResult, decide, finalists, loads_needed, plainest
 
 STEP = "routetune.tasks.verdicts.steps:duel"
-#: The control's name in a duel; no route can have it.
-CONTROL = "(control)"
+#: Names in a duel that no route can have: the control's, and the published engine's.
+CONTROL, PUBLISHED = "(control)", "(published)"
 #: Wild loads that the intervals of a duel can leave out on either side: one must not cost a winner its win.
 SPARE = 1
 
@@ -181,8 +182,7 @@ def _duel(bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[s
         else:  # one of the records
             dropped[str(trial.route)] = "its engine is gone from the store"
     while left and len(dropped) == before:
-        rivals = len(left) + _stands_in(control)
-        count = max(timing.loads, loads_needed(rivals, timing.confidence, SPARE))
+        count = loads_of(timing, len(left) + _stands_in(control))
         try:
             loads = duel(bench, _named(control, left), count)
         except StepFailed as failed:
@@ -193,6 +193,11 @@ def _duel(bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[s
             fought = {str(trial.route): trial for trial in left}
             return Contest(loads, fought, frozenset(str(trial.route) for trial in contenders) - fought.keys())
     return Contest()
+
+
+def loads_of(timing: Timing, rivals: int) -> int:
+    """How many loads a duel of so many has: those asked for, or as many as a winner needs."""
+    return max(timing.loads, loads_needed(rivals, timing.confidence, SPARE))
 
 
 def duel(bench: Bench, duellists: Mapping[str, Trial], count: int) -> list[dict[str, Any]]:

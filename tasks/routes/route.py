@@ -46,10 +46,6 @@ class Route:
         """The string for tables and messages, never empty."""
         return str(self) or "default route"
 
-    def contains(self, partial: Route) -> bool:
-        """Whether every setting of `partial` is also one of this route."""
-        return set(partial.settings) <= set(self.settings)
-
     def as_dict(self) -> dict[str, str]:
         """Knob name -> value, in canonical order."""
         return dict(self.settings)

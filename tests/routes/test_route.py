@@ -17,10 +17,3 @@ def test_a_route_is_its_string() -> None:
     assert str(route) == route.label == spell(route.as_dict()) == "-a=on +b=2"
     assert route.id == hashlib.sha256(b"-a=on +b=2").hexdigest()[:16]
     assert (len(route), route.is_default) == (2, False)
-
-
-def test_containing() -> None:
-    route = Route((("-a", "on"), ("-b", "2")))
-    assert route.contains(Route()) and route.contains(route) and route.contains(Route((("-b", "2"),)))
-    assert not route.contains(Route((("-b", "3"),)))
-    assert not Route().contains(route)
