@@ -37,14 +37,15 @@ def make_references(bench: Bench, sets: list[InputSet]) -> list[dict[str, Any]]:
     target, model = bench.subject.target, bench.subject.model
     check_unchanged(bench.subject)  # the sets were read later than their digests were taken
     bench.references = references_of(bench, [*sets, *probes(target, model, sets)])
-    _refuse_bad(bench)
+    timed = timing_set(target, model, sets)
+    _refuse_bad(bench, timed.name)
     bench.labels = {one.name: blob for one in sets if (blob := label_blob(bench, one))}
     _try_metric(bench)
-    bench.timing_inputs = input_blob(bench, timing_set(target, model, sets))
+    bench.timing_inputs = input_blob(bench, timed)
     return bench.references
 
 
-def _refuse_bad(bench: Bench) -> None:
+def _refuse_bad(bench: Bench, timed: str) -> None:
     """A reference that is broken or proves nothing is the reference's fault, never a route's."""
     where = f"target {bench.subject.target.name!r}: reference"
     ignored = bench.subject.target.accuracy.ignored
@@ -70,9 +71,10 @@ def _refuse_bad(bench: Bench) -> None:
             ("empty", "no elements", "nothing"),
         ):
             if found[kind] and judged:
+                idle = "; it is the set that is timed, perhaps without its work: see reference.ranges"
                 warnings.warn(
                     f"{where}: output {_named(found[kind])} has {holds} on input set {one['name']!r}: "
-                    f"comparing it proves {proves}",
+                    f"comparing it proves {proves}{idle * (kind == 'empty' and one['name'] == timed)}",
                     stacklevel=2,
                 )
     _refuse_what_says_nothing(bench, where)

@@ -108,12 +108,17 @@ def _told_apart(states: list[Freshness]) -> list[Freshness]:
     found = []
     for one in states:
         others = paths[one.target, one.subject.key] if one.subject is not None else []
-        other = next((path for path in others if Path(path).resolve() != Path(one.path).resolve()), None)
-        if other is not None:
+        if len(others) > 1 and (other := _another(one.path, others)):
             detail = f"name = {one.target!r} is also that of {other}: give each target a name of its own"
             one = Freshness(one.target, one.path, "refused", detail=detail)
         found.append(one)
     return found
+
+
+def _another(path: str, others: list[str]) -> str:
+    """The first of `others` that is another file; "" where none is."""
+    own = Path(path).resolve()
+    return next((other for other in others if Path(other).resolve() != own), "")
 
 
 def freshness(path: Path, store: Store, memo: Memo = no_memo, runs_of: RunsOf | None = None) -> Freshness:
