@@ -48,21 +48,10 @@ def is_kept(bench: Bench, route: Route) -> bool:
     return entry is not None and all(bench.store.blobs.has(blob) for blob in entry.blobs)
 
 
-def kept_engine(bench: Bench, route: Route, read: bool = True) -> dict[str, Any] | None:
-    """The engine that the store holds for a route, or None; nothing is built.
-
-    Args:
-        read: read all its bytes; without, they may be damaged or gone, which whoever loads them finds out.
-    """
+def kept_engine(bench: Bench, route: Route) -> dict[str, Any] | None:
+    """The engine that the store holds for a route, every byte of it, or None; nothing is built."""
     source = source_of(bench, route)
-    if source.failure is not None:
-        return None
-    key = _key(bench, source)
-    if read:
-        value = bench.known(key)
-    else:
-        entry = bench.store.entries.get(key)
-        value = None if entry is None else entry.value
+    value = None if source.failure is not None else bench.known(_key(bench, source))
     engine = value and value.get("engine")
     return engine and settled(bench.subject.backend, engine, source.route)
 

@@ -76,7 +76,8 @@ def _key(bench: Bench, sets: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _make(bench: Bench, sets: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     quantization = bench.subject.target.quantization
-    files = {name: bench.folder / f"calibration.{name}" for name in ("prepared", "ranges")}
+    own = f"calibration-{bench.fleet.number}-{len(sets)}"  # two devices may make both kinds at once
+    files = {name: bench.folder / f"{own}.{name}" for name in ("prepared", "ranges")}
     order = {
         "model": str(bench.subject.model.path),
         **{name: str(file) for name, file in files.items()},

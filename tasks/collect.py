@@ -11,8 +11,8 @@ from typing import Any
 
 from routetune.tasks.canonical import digest
 from routetune.tasks.errors import BadInput, RoutetuneError
+from routetune.tasks.reading import TEXT, read_bounded
 from routetune.tasks.store import Store, names, open_store, store_root
-from routetune.tasks.store.files import read_file
 from routetune.tasks.store.gc import GRACE, LEFT_OVER, Collector
 from routetune.tasks.store.inventory import Inventory, list_remote, take_inventory
 from routetune.tasks.store.locks import making
@@ -208,7 +208,12 @@ def _latest(runs: Sequence[RunRecord]) -> list[RunRecord]:
 def _own(store: Store, runs: Sequence[RunRecord]) -> Iterator[str]:
     """What the lines of the user's pins name: a blob, or every engine that a target's runs recorded."""
     path = store.root / PINS
-    lines = read_file(path).decode(errors="replace").splitlines() if path.exists() else []
+    try:
+        lines = read_bounded(path, "pins", TEXT).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    except OSError as error:
+        raise BadInput(f"pins {path} cannot be read: {error.strerror or error}") from error
     if store.mirror is not None:
         lines += (store.mirror.read(path) or b"").decode(errors="replace").splitlines()
     targets = {run.target for run in runs}

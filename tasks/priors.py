@@ -36,7 +36,7 @@ MAX_OF_A_RUN = 3
 FALLING = 0.8
 #: Below this likeness a run has nothing to say.
 MIN_LIKENESS = 0.1
-_COLUMNS = ("route", "outcome", "speed", "low", "alias_of")
+_COLUMNS = ("route", "route_id", "outcome", "speed", "low", "alias_of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +219,13 @@ def _best_of(store: Store, record: RunRecord) -> list[tuple[str, float]]:
     except BadInput:  # a newer routetune wrote them: that must not keep this one from tuning
         return []
     eligible = {row["route"]: row for row in rows if row["outcome"] == Outcome.ELIGIBLE and row["speed"]}
+    # What won is under the simplest name of its engine, which may be an alias's: then the other is no second.
+    other = eligible[won]["alias_of"] if won in eligible else None
     good = [
         (route, float(row["speed"]))
         for route, row in eligible.items()
-        if route and not row["alias_of"] and ("" not in eligible or (row["low"] or 0.0) > 1)
+        if route and (route == won or not row["alias_of"]) and row["route_id"] != other
+        if "" not in eligible or (row["low"] or 0.0) > 1
     ]
     return sorted(good, key=lambda pair: (pair[0] != won, -pair[1], pair[0]))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from routetune.tasks.bench import Bench
-from routetune.tasks.build import is_kept, kept_engine
+from routetune.tasks.build import kept_engine
 from routetune.tasks.errors import BadInput, NeedsBuild
 from routetune.tasks.judging import judged
 from routetune.tasks.recorded import RecordedRun, recorded
@@ -43,7 +43,7 @@ def recall_trials(bench: Bench, run: str | None) -> list[Trial]:
     if control is not None:
         duellists = [control, *contenders_of(bench, control, trials)]
         whole = {trial.route.id: _with_engine(bench, trial) for trial in duellists}
-        trials = [whole.get(trial.route.id) or _with_options(bench, trial) for trial in trials]
+        trials = [whole.get(trial.route.id, trial) for trial in trials]
         set_control(bench, whole[control.route.id])
     name = bench.subject.target.name
     bench.store.records.append([row(bench.run.id, name, bench.subject.key, trial) for trial in trials])
@@ -124,15 +124,6 @@ def _was_control(trial: Trial) -> bool:
     """The control has no timing beside itself, and exactly its own speed."""
     own = trial.alias_of is None and trial.timing is None
     return own and (trial.speed, trial.low, trial.high) == (1.0, 1.0, 1.0)
-
-
-def _with_options(bench: Bench, trial: Trial) -> Trial:
-    """One that may win if a faster one fails, its engine not read yet; as recorded where that is gone."""
-    if not trial.eligible or trial.alias_of is not None or not is_kept(bench, trial.route):
-        return trial
-    engine, recorded_one = kept_engine(bench, trial.route, read=False), trial.engine or {}
-    same = engine is not None and engine["digest"] == recorded_one.get("digest")
-    return replace(trial, engine=engine) if same else trial
 
 
 def _with_engine(bench: Bench, trial: Trial) -> Trial:

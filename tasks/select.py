@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from routetune.tasks.bench import Bench
+from routetune.tasks.build import kept_engine
 from routetune.tasks.doubts import problem_with_fresh_inputs
 from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import NoEligibleRoute, RoutetuneError
@@ -19,11 +20,21 @@ from routetune.tasks.targets.schema import Timing
 from routetune.tasks.trial import Trial
 from routetune.tasks.verdicts.duel import duel_figures, enough, log_ratios, quietest
 from routetune.tasks.verdicts.rounds import PATIENCE
-from routetune.tasks.verdicts.selection import Decision, DuelResult, decide, finalists, loads_needed, plainest
+from routetune.tasks.verdicts.selection import (
+    Decision,
+    DuelResult,
+    decide,
+    finalists,
+    loads_needed,
+    plainest,
+    simplicity,
+)
 
 STEP = "routetune.tasks.verdicts.steps:duel"
 #: Names in a duel that no route can have: the control's, and the published engine's.
 CONTROL, PUBLISHED = "(control)", "(published)"
+#: So many times the finalists may fail before the machine is blamed.
+DROPPED = 2
 #: Wild loads that the intervals of a duel can leave out on either side: one must not cost a winner its win.
 SPARE = 1
 
@@ -83,6 +94,7 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
     while True:
         left = contenders_of(bench, control, [one for one in trials if str(one.route) not in dropped])
         if not contest.covers(left):  # at first, and where one that was dropped makes room for others
+            _refuse_many(bench, dropped)
             contest = _duel(bench, control, left, dropped)
             continue
         left = [contest.fought[name] for trial in left if (name := str(trial.route)) in contest.fought]
@@ -96,15 +108,40 @@ def select_winner(bench: Bench, trials: list[Trial]) -> Selection:
         dropped[str(winner.route)] = problem
 
 
+def _refuse_many(bench: Bench, dropped: Mapping[str, str]) -> None:
+    """Raise RoutetuneError where more finalists were dropped than can be those routes' own fault."""
+    if len(dropped) > DROPPED * bench.subject.target.timing.finalists:
+        reasons = "; ".join(f"{route}: {reason}" for route, reason in [*dropped.items()][-3:])
+        raise RoutetuneError(
+            f"target {bench.subject.target.name!r}: {len(dropped)} finalists failed one after the other, "
+            f"which ran before: something is wrong with the machine ({reasons}); run again"
+        )
+
+
 def _control(bench: Bench, trials: list[Trial]) -> Trial:
-    if bench.control is None or not any(map(bench.may_win, trials)):
+    """What the others are measured against.
+
+    A default that the target forbids goes by the name of a route with its engine that it permits, if there is
+    one, and so may win.
+
+    Raises:
+        NoEligibleRoute: none may win.
+    """
+    control = bench.control
+    if control is None or not any(map(bench.may_win, trials)):
         bench.judge_deaths(trials)
+        forbidden = "; the default route is not one that the target permits"
         raise NoEligibleRoute(
-            f"target {bench.subject.target.name!r}: none of the {len(trials)} routes tried is eligible; "
-            + _common_reasons(trials),
+            f"target {bench.subject.target.name!r}: none of the {len(trials)} routes tried may win; "
+            + _common_reasons([trial for trial in trials if not trial.eligible])
+            + forbidden * any(trial.eligible for trial in trials),
             {"target": bench.subject.target.name, "excluded": [trial_summary(trial) for trial in trials]},
         )
-    return bench.control
+    if control.eligible and not bench.may_win(control):
+        names = [trial.route for trial in trials if trial.eligible and trial.alias_of == control.route.id]
+        if names:
+            bench.control = control = replace(control, route=min(names, key=simplicity))
+    return control
 
 
 def contenders_of(bench: Bench, control: Trial, trials: list[Trial]) -> list[Trial]:
@@ -141,7 +178,7 @@ def _decide(
         count = sum(not load["dropped"] for load in contest.loads)
         duels.append(DuelResult(str(control.route), len(control.route), [0.0] * max(count, 1)))
     may_win = _default_may_win(bench, control)
-    forbidden = control.route.is_default and control.eligible
+    forbidden = control.eligible and not bench.space.permits({})
     why = "is not one that the target permits" if forbidden else "is not eligible"
     if not duels and not may_win:
         reasons = "; ".join(f"{route}: {reason}" for route, reason in dropped.items())
@@ -175,12 +212,7 @@ def _duel(bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[s
     One that fails alone, too, is dropped; then there is no contest, as others may have come within reach.
     """
     timing, before = bench.subject.target.timing, len(dropped)
-    left = []
-    for trial in contenders:
-        if trial.engine is not None and "options" in trial.engine:
-            left.append(trial)
-        else:  # one of the records
-            dropped[str(trial.route)] = "its engine is gone from the store"
+    left = [whole for trial in contenders if (whole := _whole(bench, trial, dropped))]
     while left and len(dropped) == before:
         count = loads_of(timing, len(left) + _stands_in(control))
         try:
@@ -193,6 +225,20 @@ def _duel(bench: Bench, control: Trial, contenders: list[Trial], dropped: dict[s
             fought = {str(trial.route): trial for trial in left}
             return Contest(loads, fought, frozenset(str(trial.route) for trial in contenders) - fought.keys())
     return Contest()
+
+
+def _whole(bench: Bench, trial: Trial, dropped: dict[str, str]) -> Trial | None:
+    """The trial with all of its engine, which one of the records lacks; it is dropped where that is gone."""
+    assert trial.engine is not None
+    if "options" in trial.engine:
+        return trial
+    # It was built under the name of the route that was measured, be it called otherwise now.
+    same = (one for one in bench.trials.values() if one.engine == trial.engine and one.alias_of is None)
+    engine = kept_engine(bench, next(same, trial).route)
+    if engine is None or engine["digest"] != trial.engine["digest"]:
+        dropped[str(trial.route)] = "its engine is gone from the store"
+        return None
+    return replace(trial, engine=engine)
 
 
 def loads_of(timing: Timing, rivals: int) -> int:

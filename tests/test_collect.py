@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from routetune.data import folder
-from routetune.tasks.collect import byte_count, frontier_engines
+from routetune.tasks.collect import byte_count, collect, frontier_engines
 from routetune.tasks.errors import BadInput
 from routetune.tasks.store import open_store
 
@@ -104,3 +104,22 @@ def test_a_tune_loses_nothing_while_its_store_is_collected(
     assert store.publications.verify("beside", key) == []
     table = routetune("gc", "--dry-run", "--max-size", "1kB")
     assert table.returncode == 0 and "would go" in table.stdout and "published 1" in table.stdout
+
+
+@pytest.mark.parametrize("thing", ["folder", "pipe", "link"])
+def test_pins_that_cannot_be_read_are_refused_by_name_and_a_link_is_followed(
+    tmp_path: Path, thing: str
+) -> None:
+    store = open_store(tmp_path / "store")
+    pins = store.root / "pins"
+    if thing == "folder":
+        pins.mkdir()
+    elif thing == "pipe":
+        os.mkfifo(pins)
+    else:
+        (tmp_path / "mine").write_text("# nothing yet\n")
+        pins.symlink_to(tmp_path / "mine")
+        assert collect(store.root)["pinned"] is not None
+        return
+    with pytest.raises(BadInput, match="pins"):
+        collect(store.root)

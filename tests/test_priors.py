@@ -59,6 +59,7 @@ def ran(
     target: str = "sibling",
     won: str | None = None,
     inaccurate: Sequence[str] = (),
+    aliases: Mapping[str, str] | None = None,
 ) -> str:
     """A finished run on record: route -> speed."""
     with store.runs.open(target, bound_to) as run:
@@ -66,6 +67,7 @@ def ran(
             Trial(
                 Route(tuple(tuple(token.split("=", 1)) for token in route.split())),  # type: ignore[misc]
                 accepted=route not in inaccurate,
+                alias_of=(aliases or {}).get(route),
                 speed=speed,
                 low=speed * 0.99,
                 high=speed * 1.01,
@@ -132,6 +134,20 @@ def test_runs_that_say_nothing_hide_none_that_does(
             with pytest.raises(ZeroDivisionError), store.runs.open("sibling", bound(subject)):
                 raise ZeroDivisionError
     assert routes(find_priors(store, subject, space)) == ["-MatMulAddFusion=off"]
+
+
+def test_a_winner_that_goes_by_the_name_of_an_alias_comes_first(
+    store: Store, subject: Subject, space: RouteSpace
+) -> None:
+    """An engine is published under the simplest of its routes, which may not be the one that was measured."""
+    store.traits.put(OTHER, traits_of(subject.model))
+    measured, simple = "-enable_mem_pattern=off -MatMulAddFusion=off", "-MatMulAddFusion=off"
+    first = Route((("-enable_mem_pattern", "off"), ("-MatMulAddFusion", "off")))
+    fast = {"": 1.0, measured: 1.5, "-ConvBNFusion=off": 1.9, "-NchwcTransformer=off": 1.8}
+    speeds = fast | {"-enable_cpu_mem_arena=off": 1.7, simple: 1.5}
+    ran(store, bound(subject), speeds, won=simple, aliases={simple: first.id})
+    found = routes(find_priors(store, subject, space))
+    assert found[0] == simple and measured not in found
 
 
 def test_where_the_default_was_not_eligible_every_eligible_route_helps(

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 #: What the library puts behind the name of a Gemm that it makes a MatMul of.
 _PRODUCT = "_MatMul"
 #: Operators that 16-bit floats must leave alone, since their scales have 32 bits: ONNX's, and ONNX Runtime's.
-_INTEGER = re.compile(
-    r"(Dynamic)?QuantizeLinear|DequantizeLinear|QLinear.*|.*Integer(ToFloat)?|Q[A-Z].*|DynamicQuantize.*"
-)
+_INTEGER = re.compile(r"Q[A-Z].*|(Dynamic)?Quantize.*|DequantizeLinear|.*Integer(ToFloat)?")
 
 
 def rewrite(
@@ -148,7 +146,9 @@ def _static(
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
     half = halves(model)
-    if half:
+    if half.intersection(
+        name for node in model.graph.node if node.name in nodes for name in (*node.input, *node.output)
+    ):
         model = raised(model, HALF_OPSET)
     # The library takes a scale's type from that of the ends, and a scale has the type of its tensor.
     kinds = dict.fromkeys(half, np.float16)
@@ -245,6 +245,7 @@ def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProt
     keep(model.graph.value_info, [one for one in model.graph.value_info if one.name not in constants])
     integer = {node.op_type for node in model.graph.node if _INTEGER.fullmatch(node.op_type)}
     blocked = {*float16.DEFAULT_OP_BLOCK_LIST, *integer}
+    known = {node.name for node in model.graph.node}
     changed: ModelProto = float16.convert_float_to_float16(
         model,
         keep_io_types=True,
@@ -253,19 +254,19 @@ def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProt
         node_block_list=besides,
     )
     _once(changed)
-    _as_they_were(changed, blocked)
+    _as_they_were(changed, blocked, known)
     _join(changed, {*besides, *(node.name for node in model.graph.node if _INTEGER.fullmatch(node.op_type))})
     return changed
 
 
-def _as_they_were(model: ModelProto, blocked: Collection[str]) -> None:
+def _as_they_were(model: ModelProto, blocked: Collection[str], known: Collection[str]) -> None:
     """Let operators that were left alone give the model's outputs themselves: the library has their results
-    taken for 16-bit floats and cast back, which they are not."""
+    taken for 16-bit floats and cast back, which they are not. Nodes that were there before stay."""
     makers = {name: node for node in model.graph.node for name in node.output}
     outputs = {value.name for value in model.graph.output}
     for cast in [node for node in model.graph.node if node.op_type == "Cast" and node.output[0] in outputs]:
         maker, name = makers.get(cast.input[0]), cast.input[0]
-        if maker is None or maker.op_type not in blocked:
+        if maker is None or maker.op_type not in blocked or cast.name in known:
             continue
         maker.output[:] = [cast.output[0] if one == name else one for one in maker.output]
         model.graph.node.remove(cast)

@@ -12,7 +12,7 @@ from pathlib import Path
 from routetune.tasks.errors import BadInput, RoutetuneError
 from routetune.tasks.store.blobs import Blobs
 from routetune.tasks.store.entries import Entries
-from routetune.tasks.store.files import Damaged, StoreWarning, unfinished, write_atomically
+from routetune.tasks.store.files import Damaged, StoreWarning, Unreadable, unfinished, write_atomically
 from routetune.tasks.store.mirror import MARKER as MIRROR
 from routetune.tasks.store.mirror import OUTBOX, Mirror, folder_of, mark, mirror_of
 from routetune.tasks.store.priors import Priors
@@ -217,6 +217,8 @@ def _check_marker(root: Path) -> None:
         try:
             read_sealed(marker, SCHEMA, "store")
             return
+        except Unreadable as error:
+            raise BadInput(f"store {root} cannot be used: {marker}: {error}") from error
         except Damaged as damage:
             warnings.warn(f"{marker}: {damage}; written again", StoreWarning, stacklevel=3)
     else:

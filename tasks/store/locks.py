@@ -205,11 +205,16 @@ def holder(path: Path) -> str:
 
 
 def _opened(path: Path) -> int:
-    flags = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, os.O_RDWR | flags, 0o666)
-    except PermissionError:  # another user's; NFS alone asks for more than reading
-        return os.open(path, os.O_RDONLY | flags & ~os.O_CREAT)
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+        except PermissionError as refused:  # another user's; NFS alone asks for more than reading
+            try:
+                return os.open(path, os.O_RDONLY | flags)
+            except FileNotFoundError:  # given back just now, or the folder is not ours to write to
+                if not os.access(path.parent, os.W_OK):
+                    raise refused from None
 
 
 def _wait(descriptor: int, path: Path, deadline: float | None) -> None:

@@ -169,7 +169,8 @@ def _plan(
     turns.switch(next(iter(samplers.values())))
     waiting = turns.resting * len(samplers)  # of one turn of each
     fit = settings.seconds / 2 / waiting if waiting else settings.turns
-    pairs = PATIENCE * settings.seconds * 1e9 / (2 * sum(each.values()))  # turns of two calls
+    two = sum(max(2, samplers[name].least) * ns for name, ns in each.items())
+    pairs = PATIENCE * settings.seconds * 1e9 / two  # turns of two calls, or of the shortest sample
     # One turn cancels no drift within the load; the loads, whose order turns round, still do.
     one = 2 * waiting > settings.seconds or pairs < 2
     times = 1 if one else int(min(max(2 * (min(fit, pairs) // 2), 2), settings.turns))
@@ -180,8 +181,9 @@ def _plan(
 
 
 def _least(sampler: Sampler) -> int:
-    """The shortest of a few calls, in nanoseconds; of two where calls are long, since the first is slow."""
+    """The shortest of a few calls, in nanoseconds; of two where calls are long, since the first is slow. A
+    sample of many inferences does for itself."""
     found = sampler.sample(1)
-    while len(found) < 2 or (len(found) < 5 and min(found) < LONG_SECONDS * 1e9):
+    while sampler.least == 1 and (len(found) < 2 or (len(found) < 5 and min(found) < LONG_SECONDS * 1e9)):
         found = [*found, *sampler.sample(1)]
     return min(found)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from routetune.tasks.errors import RoutetuneError
 
@@ -48,7 +48,13 @@ def checked_nanoseconds(duration: float) -> int:
 
 
 class Sampler(Protocol):
-    """One engine, ready to be timed."""
+    """One engine, ready to be timed.
+
+    Attributes:
+        least: inferences of the shortest sample.
+    """
+
+    least: int
 
     def sample(self, calls: int) -> list[int]:
         """Run `calls` inferences now; their samples in nanoseconds per inference."""
@@ -59,11 +65,13 @@ class Serial:
     """One inference after the other: a sample is the latency of one.
 
     Attributes:
+        least: see `Sampler`.
         device_ns: runs one more and gives the device's own time, see `Runner`; None where nothing tells.
     """
 
     def __init__(self, call: Call, clock: Clock = time.perf_counter_ns) -> None:
         self._call, self._clock = call, clock
+        self.least = 1
         self.device_ns: Callable[[], int] | None = getattr(call, "device_ns", None)
 
     def sample(self, calls: int) -> list[int]:
@@ -88,6 +96,7 @@ class Streams:
 
     def __init__(self, calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> None:
         self.streams = len(calls)
+        self.least = (_EACH + 1) * self.streams
         self._clock = clock
         self._gate = threading.Barrier(len(calls) + 1)
         self._ends: list[int] = []
@@ -154,7 +163,7 @@ class Streams:
 
 def as_sampler(call: Call | Sampler, clock: Clock) -> Sampler:
     """A sampler as it is; a plain call as one that is timed by itself."""
-    return call if hasattr(call, "sample") else Serial(call, clock)
+    return cast(Sampler, call) if hasattr(call, "sample") else Serial(call, clock)
 
 
 class Turns:

@@ -73,7 +73,7 @@ def finalists(trials: Sequence[Trial], k: int, at_least: float = 0.0) -> list[Tr
     controls = {trial.alias_of or trial.route.id for trial in trials if trial.route.is_default}
     ranked = sorted(
         (trial for trial in trials if _may_win(trial) and trial.route.id not in controls),
-        key=lambda trial: (-_speed(trial), *_simplicity(trial.route)),
+        key=lambda trial: (-_speed(trial), *simplicity(trial.route)),
     )
     if not ranked:
         return []
@@ -91,7 +91,7 @@ def plainest(trials: Sequence[Trial], control: Route) -> list[Trial]:
     for trial in trials:
         first = trial.alias_of or trial.route.id
         if trial.outcome is Outcome.ELIGIBLE:
-            routes[first] = min(routes.get(first, trial.route), trial.route, key=_simplicity)
+            routes[first] = min(routes.get(first, trial.route), trial.route, key=simplicity)
     return [
         replace(trial, route=routes.get(trial.route.id, trial.route))
         if trial.alias_of is None and trial.route != control
@@ -257,7 +257,8 @@ def _check(duels: Sequence[DuelResult], min_gain: float) -> None:
             raise BadInput(f"route {one!r} is in the duel twice")
 
 
-def _simplicity(route: Route) -> tuple[int, str]:
+def simplicity(route: Route) -> tuple[int, str]:
+    """What routes are sorted by, the simplest first: how many knobs they name, then their text."""
     return len(route), str(route)
 
 

@@ -274,3 +274,22 @@ def test_trees_give_the_outputs_themselves_where_the_rest_has_16_bits(tmp_path: 
     onnx.save(model(nodes, ROWS, [Y], PRODUCT, opsets=opsets), source)
     changed = rewritten(calibrated(source, tmp_path, [ROWS]), tmp_path / "changed.onnx", half=True)
     assert np.array_equal(run(changed, ROWS)[0], run(source, ROWS)[0])
+
+
+@pytest.mark.parametrize("maker", ["TopK", "QuantizeLinear"])
+def test_casts_of_the_models_own_stay_where_the_rest_has_16_bits(maker: str, tmp_path: Path) -> None:
+    """Behind an operator that is left alone, at an output: as detectors end."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], "place")]
+    constants = [weight("w", 6, 5)]
+    if maker == "TopK":
+        nodes.append(helper.make_node("TopK", ["h", "k"], ["best", "at"], "top"))
+        constants.append(numpy_helper.from_array(np.array([2]), "k"))
+    else:
+        nodes.append(helper.make_node("QuantizeLinear", ["h", "s", "n"], ["at"], "integers"))
+        constants += [numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.int8(0), "n")]
+    nodes.append(helper.make_node("Cast", ["at"], ["y"], "own", to=TensorProto.INT32))
+    source = tmp_path / "model.onnx"
+    onnx.save(model(nodes, ROWS, [value("y", None, TensorProto.INT32)], constants), source)
+    changed = rewritten(calibrated(source, tmp_path, [ROWS]), tmp_path / "changed.onnx", half=True)
+    (found,), (wanted,) = run(changed, ROWS), run(source, ROWS)
+    assert found.dtype == np.int32 and np.abs(found - wanted).max() <= (0 if maker == "TopK" else 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -17,9 +18,10 @@ from routetune.tasks.accuracy import check_accuracy
 from routetune.tasks.bench import Bench, open_bench
 from routetune.tasks.build import build_engines
 from routetune.tasks.engines.worker import StepFailed
-from routetune.tasks.errors import NoEligibleRoute
+from routetune.tasks.errors import NoEligibleRoute, RoutetuneError
 from routetune.tasks.expand import open_campaign
 from routetune.tasks.reference import make_references
+from routetune.tasks.routes.route import Route
 from routetune.tasks.select import CONTROL, Selection, select_winner
 from routetune.tasks.store import open_store
 from routetune.tasks.targets.inputs import input_sets
@@ -135,7 +137,7 @@ def test_where_all_fail_their_last_check_each_is_named(bench: Bench, monkeypatch
 def test_finalists_that_do_not_fit_beside_each_other_fight_fewer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The three that are left when the best fails fit by two, each beside the control."""
+    """Of the two that are left when the best fails only one fits beside the control."""
     loads = fail(bench, monkeypatch, lambda names: FIRST in names or len(names) > 1)
     found = chosen(bench, accepted=False)
     assert fought(found) == {SECOND} and str(found.winner.route) == SECOND
@@ -157,3 +159,32 @@ def test_one_that_fails_only_now_and_then_does_not_end_the_tune(
     fail(bench, monkeypatch, second_time)
     found = chosen(bench)
     assert found.decision.kind == "default" and FIRST in found.dropped
+
+
+def test_where_finalist_after_finalist_fails_the_machine_is_blamed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ran a moment ago: nothing is published as if the default had won."""
+    monkeypatch.setattr(select, "DROPPED", 0)
+    fail(bench, monkeypatch, lambda names: True)
+    with pytest.raises(RoutetuneError, match="failed one after the other, which ran before"):
+        chosen(bench)
+
+
+def test_a_forbidden_default_wins_under_a_name_that_is_permitted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where what the target fixes does nothing, its engine is the default's, and what the user asked for."""
+    default = next(iter(bench.trials.values()))
+    monkeypatch.setitem(bench.__dict__, "space", SimpleNamespace(permits=lambda route: bool(route)))
+    name = Route((("-enable_mem_pattern", "off"), ("-graph_optimization_level", "all")))
+    longer = Route((*name.settings, ("-x", "1")))
+    aliases = [replace(default, route=one, alias_of=default.route.id, speed=1.0) for one in (longer, name)]
+    first = replace(default, speed=1.0, low=1.0, high=1.0)
+    bench.control = first
+    found: Selection = select_winner.fn(bench, [first, *aliases])  # type: ignore[attr-defined]
+    assert str(found.winner.route) == str(name) and found.winner.engine == default.engine
+    assert "the default route is not one that the target permits" in found.decision.reason
+    bench.control = first
+    with pytest.raises(NoEligibleRoute, match="the default route is not one that the target permits"):
+        select_winner.fn(bench, [first])  # type: ignore[attr-defined]

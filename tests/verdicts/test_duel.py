@@ -158,3 +158,23 @@ def test_however_slow_the_engines_a_load_ends(engines: int, seconds: float) -> N
     counted = sum(map(len, load.samples.values())) * seconds
     assert counted <= max(PATIENCE * settings.seconds, engines * seconds)
     assert machine.now / 1e9 <= counted + 6 * engines * seconds, "and what comes before does not last longer"
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.25, 2.0])
+def test_a_load_of_streams_ends_as_well(seconds: float) -> None:
+    """A sample of several inferences in flight is many of them, however few are asked for."""
+    machine, settings = Machine(), DuelSettings(streams=4)
+
+    class Flight:
+        """As `Streams` counts; its threads are left out."""
+
+        least = 5 * settings.streams
+
+        def sample(self, calls: int) -> list[int]:
+            machine.now += int(max(calls + settings.streams, self.least) * seconds * 1e9)
+            return [int(seconds * 1e9)]
+
+    load = duel_load({"-a=1": Flight(), CONTROL: Flight()}, settings, machine.clock, machine)
+    taken = Flight.least * seconds
+    assert all(load.samples.values())
+    assert machine.now / 1e9 <= PATIENCE * settings.seconds + 6 * taken

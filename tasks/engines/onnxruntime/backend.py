@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.engines import cuda
 from routetune.tasks.engines.base import BuildError, BuildOrder, Engine, Idle, Runner
-from routetune.tasks.engines.onnxruntime.sidecars import LIMIT, embed
+from routetune.tasks.engines.onnxruntime.sidecars import LIMIT, embed, external_bytes
 from routetune.tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -174,16 +175,13 @@ def _loaded_on_cuda(engine: Engine, device: str, plugins: Iterable[str]) -> Runn
 
 def _refuse_full_disk(order: BuildOrder) -> None:
     """Raise OSError where an engine as large as the model finds no room: the library would blame that."""
-    probe = order.output.with_suffix(".room")
-    try:
-        with probe.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, order.model.stat().st_size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = str(order.output.parent)
-            raise OSError(error.errno, "no room for an engine", where) from error
-    finally:
-        probe.unlink(missing_ok=True)
+    import onnx
+
+    size = order.model.stat().st_size
+    with suppress(Exception):  # a model that cannot be read has been told of already
+        size += external_bytes(onnx.load(order.model, load_external_data=False), order.model.parent)
+    if shutil.disk_usage(order.output.parent).free < size:
+        raise OSError(errno.ENOSPC, f"no room for an engine of {size} bytes", str(order.output.parent))
 
 
 def _compile(order: BuildOrder, provider: str) -> None:

@@ -52,6 +52,12 @@ def embed(model: ModelProto, folder: Path) -> bool:
     return True
 
 
+def external_bytes(model: ModelProto, folder: Path) -> int:
+    """Bytes of the model's tensors that lie in sidecars. Raises OSError: one is not there."""
+    outside = [tensor for tensor in _tensors(model) if tensor.external_data]
+    return sum(_length(folder, *_place(tensor)) for tensor in outside)
+
+
 def _place(tensor: TensorProto) -> tuple[str, int, int | None]:
     """Where the values are: file, offset, length (None: to the end)."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
