@@ -177,8 +177,9 @@ def _refuse_full_disk(order: BuildOrder) -> None:
     """Raise OSError where an engine as large as the model finds no room: the library would blame that."""
     import onnx
 
-    size = order.model.stat().st_size
-    with suppress(Exception):  # a model that cannot be read has been told of already
+    size = 0
+    with suppress(Exception):  # a model that cannot be read is what the library has told of
+        size = order.model.stat().st_size
         size += external_bytes(onnx.load(order.model, load_external_data=False), order.model.parent)
     if shutil.disk_usage(order.output.parent).free < size:
         raise OSError(errno.ENOSPC, f"no room for an engine of {size} bytes", str(order.output.parent))
