@@ -130,11 +130,12 @@ def _control(bench: Bench, trials: list[Trial]) -> Trial:
     control = bench.control
     if control is None or not any(map(bench.may_win, trials)):
         bench.judge_deaths(trials)
-        forbidden = "; the default route is not one that the target permits"
+        forbidden = any(trial.eligible for trial in trials)
+        which = f"{len(trials)} routes tried"
+        which += " but the default route, which the target does not permit," * forbidden
         raise NoEligibleRoute(
-            f"target {bench.subject.target.name!r}: none of the {len(trials)} routes tried may win; "
-            + _common_reasons([trial for trial in trials if not trial.eligible])
-            + forbidden * any(trial.eligible for trial in trials),
+            f"target {bench.subject.target.name!r}: none of the {which} is eligible; "
+            + _common_reasons([trial for trial in trials if not trial.eligible]),
             {"target": bench.subject.target.name, "excluded": [trial_summary(trial) for trial in trials]},
         )
     if control.eligible and not bench.may_win(control):

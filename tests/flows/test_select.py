@@ -186,5 +186,5 @@ def test_a_forbidden_default_wins_under_a_name_that_is_permitted(
     assert str(found.winner.route) == str(name) and found.winner.engine == default.engine
     assert "the default route is not one that the target permits" in found.decision.reason
     bench.control = first
-    with pytest.raises(NoEligibleRoute, match="the default route is not one that the target permits"):
+    with pytest.raises(NoEligibleRoute, match="but the default route, which the target does not permit, is"):
         select_winner.fn(bench, [first])  # type: ignore[attr-defined]

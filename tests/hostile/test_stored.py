@@ -22,6 +22,9 @@ from routetune.tasks.store.sealed import seal
 from tests.hostile.bounds import LONGEST, fuzzing, refusal, runs, tree
 from tests.hostile.documents import changed, mutations, places
 
+#: What is passed over is told of, and here that is most of what is read.
+pytestmark = pytest.mark.filterwarnings("ignore::routetune.tasks.store.files.StoreWarning")
+
 MANIFEST = {
     "bound_to": {"target": {}, "environment": {"device": "cpu", "backend": "onnxruntime"}},
     "route": "-a=on",
