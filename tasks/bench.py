@@ -20,7 +20,7 @@ from routetune.tasks.engines.worker import StepFailed
 from routetune.tasks.errors import EnvironmentBroken, RoutetuneError
 from routetune.tasks.routes.knob import KnobDatabase
 from routetune.tasks.routes.space import RouteSpace, open_space
-from routetune.tasks.store import Store
+from routetune.tasks.store import SCRATCH, Store
 from routetune.tasks.store.blobs import Missing
 from routetune.tasks.store.keys import code_digest, stage_key
 from routetune.tasks.store.locks import making
@@ -326,7 +326,7 @@ def open_bench(
         subject = amend(subject) if amend else subject
         bound_to = subject.bound_to | ({"purpose": purpose} if purpose else {})
         run = stack.enter_context(store.runs.open(subject.target.name, bound_to))
-        folder = stack.enter_context(_scratch(store.root / "scratch" / run.id))
+        folder = stack.enter_context(_scratch(store.root / SCRATCH / run.id))
         fleet = stack.enter_context(_fleet(subject, store, folder, ray, patience))
         yield Bench(subject, store, run, knobs_of(subject), fleet, folder, refresh)
 

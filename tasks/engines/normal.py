@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from routetune.tasks.engines.base import BuildError
@@ -20,8 +20,6 @@ FREE_CONSTANTS = 4
 _MADE_UP = re.compile(
     r"(?i)(quantizelinear(_(in|out)put)?|_(scale|zero_point|quant|quantized|mul|matmul|cast|add))(_[0-9]+)?$"
 )
-#: TensorProto.FLOAT16, without importing onnx.
-_HALF = 10
 
 
 def normalise(model: ModelProto) -> None:
@@ -53,11 +51,7 @@ def free_suffixes(model: ModelProto, kept: Collection[str]) -> None:
     renamed = {
         name: free_name(f"{name}_given", taken) for name in sorted(taken - ends) if _MADE_UP.search(name)
     }
-    for node in nodes(graph):
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
-    for value in (*graph.initializer, *graph.value_info):
-        value.name = renamed.get(value.name, value.name)
+    rename(model, renamed)
     names = {node.name for node in graph.node}
     for node in graph.node:
         if node.name not in kept and _MADE_UP.search(node.name):
@@ -93,9 +87,7 @@ def outputs_by_nodes(model: ModelProto) -> None:
     outputs = {one.name for one in model.graph.output}
     for constant in [one for one in model.graph.initializer if one.name in outputs]:
         name = constant.name
-        constant.name = free_name(f"{name}_constant", tensors(model))
-        for node in nodes(model.graph):
-            node.input[:] = [constant.name if read == name else read for read in node.input]
+        rename(model, {name: free_name(f"{name}_constant", tensors(model))})
         model.graph.node.append(helper.make_node("Identity", [constant.name], [name], f"{name}_given"))
 
 
@@ -114,10 +106,21 @@ def tensors(model: ModelProto) -> set[str]:
 
 def halves(model: ModelProto) -> set[str]:
     """Tensors of 16-bit floats, of those whose types are known."""
-    graph = model.graph
+    from onnx import TensorProto
+
+    graph, half = model.graph, TensorProto.FLOAT16
     values = (*graph.input, *graph.value_info, *graph.output)
-    found = {one.name for one in values if one.type.tensor_type.elem_type == _HALF}
-    return found | {one.name for one in graph.initializer if one.data_type == _HALF}
+    found = {one.name for one in values if one.type.tensor_type.elem_type == half}
+    return found | {one.name for one in graph.initializer if one.data_type == half}
+
+
+def rename(model: ModelProto, names: Mapping[str, str]) -> None:
+    """Call tensors otherwise wherever they are made, read and declared; those of the graph's ends stay."""
+    for node in nodes(model.graph):
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in (*model.graph.initializer, *model.graph.value_info):
+        value.name = names.get(value.name, value.name)
 
 
 def keep(field: Any, some: Iterable[Any]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from routetune.tasks.engines.base import BuildError
 from routetune.tasks.engines.calibration import ACTIVATIONS
 from routetune.tasks.engines.fusing import fused
-from routetune.tasks.engines.normal import captured, halves, keep, raised, tensors
+from routetune.tasks.engines.normal import captured, halves, keep, raised, rename, tensors
 from routetune.tasks.errors import BadInput
 from routetune.tasks.targets.operators import nodes as every_node
 from routetune.tasks.targets.places import HALF_OPSET, OPERATORS
@@ -221,14 +221,10 @@ def _dynamic(model: ModelProto, besides: list[str], settings: Mapping[str, Any],
 
 def _set_apart(model: ModelProto, known: set[str]) -> None:
     """Give what is not known names of its own: Q/DQ makes up the same, "x_scale" and "x_QuantizeLinear"."""
-    names = {name: f"{name}_dynamic" for name in tensors(model) - known}
+    rename(model, {name: f"{name}_dynamic" for name in tensors(model) - known})
     for node in model.graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
         if node.op_type == "DynamicQuantizeLinear":
             node.name += "_dynamic"
-    for value in (*model.graph.initializer, *model.graph.value_info):
-        value.name = names.get(value.name, value.name)
 
 
 def _half(model: ModelProto, besides: list[str], as_prepared: bool) -> ModelProto:
@@ -268,10 +264,9 @@ def _as_they_were(model: ModelProto, blocked: Collection[str], known: Collection
         maker, name = makers.get(cast.input[0]), cast.input[0]
         if maker is None or maker.op_type not in blocked or cast.name in known:
             continue
-        maker.output[:] = [cast.output[0] if one == name else one for one in maker.output]
         model.graph.node.remove(cast)
-        for node in every_node(model.graph):
-            node.input[:] = [cast.output[0] if one == name else one for one in node.input]
+        keep(model.graph.value_info, [one for one in model.graph.value_info if one.name != name])
+        rename(model, {name: cast.output[0]})
 
 
 def _once(model: ModelProto) -> None:

@@ -30,13 +30,11 @@ def _timed(trials: Iterable[Trial], space: RouteSpace) -> Iterator[Timed]:
     what the expression fixes, which is no knob of this run."""
     from routetune.tasks.report.effects import Timed
 
-    fixed = {term.knob: term.values[0] for term in space.terms if not term.variable}
-    names = {knob.name for knob in fixed}
+    fixed = {term.knob.name for term in space.terms if not term.variable}
     for trial in trials:
         told = trial.route.as_dict()
-        alike = all(told.get(knob.name, knob.default) == value for knob, value in fixed.items())
-        if trial.speed is not None and trial.alias_of is None and alike:
-            varied = {name: value for name, value in told.items() if name not in names}
+        if trial.speed is not None and trial.alias_of is None and space.keeps(told):
+            varied = {name: value for name, value in told.items() if name not in fixed}
             yield Timed(varied, trial.speed, trial.low, trial.high)
 
 

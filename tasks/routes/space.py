@@ -126,9 +126,12 @@ class RouteSpace:
 
     def permits(self, assignment: Mapping[str, str]) -> bool:
         """Whether a route made elsewhere has what the expression fixes and no exclude rule, whatever else."""
+        return self.keeps(assignment) and self.allows(assignment)
+
+    def keeps(self, assignment: Mapping[str, str]) -> bool:
+        """Whether the assignment has what the expression fixes; what it does not name is at its default."""
         fixed = (term for term in self.terms if not term.variable)
-        kept = all(assignment.get(term.knob.name, term.knob.default) == term.values[0] for term in fixed)
-        return kept and self.allows(assignment)
+        return all(assignment.get(term.knob.name, term.knob.default) == term.values[0] for term in fixed)
 
     def route(self, assignment: Mapping[str, str]) -> Route:
         """The canonical route of an assignment."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from routetune.tasks.errors import BadInput
+from routetune.tasks.reading import look as look_at
 from routetune.tasks.store import manifests
 from routetune.tasks.store.files import Damaged, hash_file, write_atomically
 from routetune.tasks.store.sealed import read_sealed, seal
@@ -108,12 +109,8 @@ class Digests:
 
 
 def _look(file: str) -> _Look | None:
-    """[size, mtime, ctime, device, inode], times in ns, links followed; None where there is no such file."""
-    try:
-        found = Path(file).stat()
-    except OSError:
-        return None
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino]
+    """As `reading.look`, in JSON's types; None where there is no such file."""
+    return list(look_at(Path(file))) or None
 
 
 def _code() -> str:

@@ -214,15 +214,21 @@ def test_a_part_that_is_a_link_is_refused_before_anything_is_done(tmp_path, part
     assert sorted(map(str, tmp_path.rglob("*"))) == before
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOMEM])
-def test_what_cannot_be_read_now_is_missed_and_stays(tmp_path, monkeypatch, number):
-    """It may be whole: only what is damaged is set aside, where a collector takes it in time."""
-    store = open_store(tmp_path / "store")
+def filled(place):
+    """A store with a file of each kind that is read, and the digest of its one blob."""
+    store = open_store(place / "store")
     engine = store.blobs.put_bytes(b"engine")
     store.entries.put(KEYS[0], {"engine": {"digest": engine}}, [engine])
     store.records.append([row(RUN, "digits", "e" * 16, Trial(Route()))])
     with store.runs.open("digits", {"target": {}, "environment": {}}) as run:
         run.finish("finished", {})
+    return store, engine
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOMEM])
+def test_what_cannot_be_read_now_is_missed_and_stays(tmp_path, monkeypatch, number):
+    """It may be whole: only what is damaged is set aside, where a collector takes it in time."""
+    store, engine = filled(tmp_path)
     files = sorted(path for path in store.root.rglob("*") if path.is_file() and path.suffix != ".lock")
     really = os.open
 
@@ -251,12 +257,7 @@ def test_what_cannot_be_read_now_is_missed_and_stays(tmp_path, monkeypatch, numb
 @pytest.mark.parametrize("thing", ["pipe", "folder", "link", "device"])
 def test_what_is_no_file_is_damage_and_holds_nothing_up(tmp_path, thing):
     """A pipe planted in the store would hold every reader up for ever."""
-    store = open_store(tmp_path / "store")
-    engine = store.blobs.put_bytes(b"engine")
-    store.entries.put(KEYS[0], {"engine": {"digest": engine}}, [engine])
-    store.records.append([row(RUN, "digits", "e" * 16, Trial(Route()))])
-    with store.runs.open("digits", {"target": {}, "environment": {}}) as run:
-        run.finish("finished", {})
+    store, engine = filled(tmp_path)
     planted = [
         path
         for path in store.root.rglob("*")

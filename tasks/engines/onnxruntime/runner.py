@@ -108,10 +108,10 @@ class SessionRunner:
         """The outputs' shapes for inputs of these shapes; runs once when not known."""
         key = shapes_of(fed.values())
         if key not in self._shapes:
-            learned = (
-                None if self._misdeclared else self._declared or shapes_of(self._run(fed, None).values())
-            )
-            self._shapes[key] = learned
+            if self._misdeclared:
+                self._shapes[key] = None
+            else:
+                self._shapes[key] = self._declared or shapes_of(self._run(fed, None).values())
         return self._shapes[key]
 
     def _run(self, fed: Mapping[str, Array], shapes: Shapes | None) -> dict[str, Array]:

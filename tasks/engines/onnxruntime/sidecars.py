@@ -32,9 +32,7 @@ def embed(model: ModelProto, folder: Path) -> bool:
         BuildError: the engine would be too large for one file, or a sidecar is too short.
         OSError: a sidecar cannot be read.
     """
-    from onnx import TensorProto
-
-    outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
+    outside = _outside(model)
     if not outside:
         return False
     places = [_place(tensor) for tensor in outside]
@@ -54,8 +52,13 @@ def embed(model: ModelProto, folder: Path) -> bool:
 
 def external_bytes(model: ModelProto, folder: Path) -> int:
     """Bytes of the model's tensors that lie in sidecars. Raises OSError: one is not there."""
-    outside = [tensor for tensor in _tensors(model) if tensor.external_data]
-    return sum(_length(folder, *_place(tensor)) for tensor in outside)
+    return sum(_length(folder, *_place(tensor)) for tensor in _outside(model))
+
+
+def _outside(model: ModelProto) -> list[TensorProto]:
+    from onnx import TensorProto
+
+    return [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
 
 
 def _place(tensor: TensorProto) -> tuple[str, int, int | None]:
